@@ -26,7 +26,7 @@ class EngineStats:
     num_steps_by_tokens: tuple[int, ...]  # steps of up to each of STEP_TOKENS, and of more than the last
     num_prompt_tokens: int  # of admitted requests
     num_cached_tokens: int  # of these, found in the prefix cache
-    num_sampled_tokens: int
+    num_sampled_tokens: int  # that requests have got: neither behind a stop nor of those that had left
     num_preemptions: int
     num_drafts: int  # rows with drafts, each verified in one step
     num_draft_tokens: int

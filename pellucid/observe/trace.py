@@ -19,7 +19,7 @@ from pellucid.observe.statistics import EngineStats
 from pellucid.observe.xray import LiveXRay
 from pellucid.schedule.plan import Admission, StepPlan, StepResult
 from pellucid.schedule.scheduler import Scheduler
-from pellucid.schedule.step import SchedulerOptions
+from pellucid.schedule.step import Flight, SchedulerOptions
 from pellucid.types import Request
 
 VERSION = 1
@@ -148,10 +148,12 @@ class StepTrace:
 
     def lands(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         scheduler, now = self._scheduler, self._clock()
-        ids = scheduler.rows_in_flight().ids.tolist()
+        flight = scheduler.rows_in_flight()
         rows = [
             (seq_id, row.num_query, row.num_draft, num_new)
-            for seq_id, row, num_new in zip(ids, plan.rows, result.num_new, strict=True)
+            for seq_id, row, num_new in zip(
+                flight.ids.tolist(), plan.rows, self._num_new(flight, result), strict=True
+            )
         ]
         self._write(
             StepRecord(
@@ -170,6 +172,20 @@ class StepTrace:
         self._draw()
         if now - self._flushed > FLUSH_SECONDS:
             self._flush(now)
+
+    def _num_new(self, flight: Flight, result: StepResult) -> list[int]:
+        """Of each row the new tokens that its request gets: none behind a stop, none if it has left."""
+        table, counts, tokens = self._scheduler.table, list(result.num_new), result.tokens
+        is_alive = table.epoch[flight.rows.slots] == flight.epochs
+        for index, row in enumerate(flight.rows):
+            seq = table.seqs[row.slot] if is_alive[index] and index not in result.failed else None
+            if seq is None:
+                counts[index] = 0
+            elif counts[index] > 1:
+                update = seq.update(tokens[index])
+                seq.stop(update, int(table.computed[row.slot]) + row.num_query - row.num_draft)
+                counts[index] = len(update.new_token_ids)
+        return counts
 
     def rests(self) -> None:
         self._draw()

@@ -15,7 +15,7 @@ class SchedulerCounters:
 
     num_prompt_tokens: int = 0  # of the requests that were admitted
     num_cached_tokens: int = 0  # of these, found in the prefix cache
-    num_sampled_tokens: int = 0
+    num_sampled_tokens: int = 0  # that requests have got
     num_preemptions: int = 0
     num_verifying_steps: int = 0  # that came home with drafts in them
     num_drafts: int = 0  # rows with drafts that came home

@@ -626,14 +626,13 @@ class Scheduler:
         slots, query, draft = flight.rows.slots, flight.rows.num_query, flight.rows.num_draft
         num_new = np.frombuffer(result.num_new, dtype=np.int32)
         tokens = np.frombuffer(result.token_ids, dtype=np.int32).reshape(len(slots), -1)
-        num_sampled = len(slots) if query is None else int(num_new.sum())
-        self.counters.num_sampled_tokens += num_sampled
-        self.wants.landed(num_sampled)
+        self.wants.landed(len(slots) if query is None else int(num_new.sum()))
         index = self._alive(flight)  # of the rows that are left; None: all
         if index is not None:
             slots, num_new, tokens = slots[index], num_new[index], tokens[index]
             query = None if query is None else query[index]
             draft = None if draft is None else draft[index]
+        self.counters.num_sampled_tokens += len(slots) if query is None else int(num_new.sum())
         computed = self._advance(slots, query, draft, num_new)
         if not tokens.shape[1]:
             pass  # chunks alone, or rows that are all stale
@@ -741,6 +740,7 @@ class Scheduler:
             seq.stop(update, num_tokens - num_new)
         dropped = num_new - len(update.new_token_ids)
         num_tokens -= dropped
+        self.counters.num_sampled_tokens -= dropped
         if num_tokens >= seq.limit and update.finish_reason is None:
             update.finish_reason = FinishReason.LENGTH
         if seq.request.is_quiet:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from pellucid import LLM, SamplingParams
-from pellucid.types import DraftCounts
+from pellucid.types import DraftCounts, RequestOutput
 from tests.llm.test_invariance import BASE
 from tests.spec.test_ngram import random_prompts
 
@@ -16,10 +17,21 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "adaptive": False}
 
 @pytest.mark.parametrize("options", [{}, {"depth": 2, "num_gpu_blocks_override": 20}], ids=str)
 def test_answers_counts_are_the_engines(tiny: Path, options: dict[str, int]) -> None:
-    """Also of requests that lose their slot in between."""
+    """Also of requests that lose their slot in between; and by position they are those of a count by hand."""
     with LLM(str(tiny), **BASE, **options, speculative_config=NGRAM) as llm:  # type: ignore[arg-type]
-        params = [SamplingParams(temperature=i % 2 / 2, seed=i, max_tokens=30 + i) for i in range(20)]
-        outputs = llm.generate(random_prompts(20, 50), params, use_tqdm=False)
+        params = [
+            SamplingParams(temperature=i % 2 / 2, seed=i, max_tokens=30 + i, ignore_eos=True)
+            for i in range(20)
+        ]
+        outputs, stood = list[RequestOutput](), Counter[int]()
+        engine, before = llm.llm_engine, Counter[str]()
+        for prompt, each in zip(random_prompts(20, 50), params, strict=True):
+            engine.add_request(prompt, each)
+        while not engine.is_finished():
+            for output in engine.step():
+                num, before[output.request_id] = before[output.request_id], len(output.outputs[0].token_ids)
+                stood[before[output.request_id] - num - 1] += 1
+                outputs += [output] if output.finished else []
         stats = llm.llm_engine.stats
     total = DraftCounts()
     for output in outputs:
@@ -29,6 +41,9 @@ def test_answers_counts_are_the_engines(tiny: Path, options: dict[str, int]) -> 
     if not options:
         assert total == (stats.num_drafts, stats.num_draft_tokens, stats.num_accepted_tokens)
     assert total.num_accepted_tokens > 20
+    assert stats.num_sampled_tokens == sum(range(30, 50))
+    by_hand = tuple(sum(num for drafts, num in stood.items() if drafts > place) for place in range(3))
+    assert stats.num_accepted_per_position == by_hand and by_hand[0] > by_hand[2] > 0
     assert total.tokens_a_verification == 1 + total.num_accepted_tokens / total.num_drafts
 
 
