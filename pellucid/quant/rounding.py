@@ -24,19 +24,24 @@ NF4_NUMBERS = (
     *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
     *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
 )
-ROWS = 4096  # of a matrix, rounded at once: float32 copies are theirs alone
+MOST_AT_ONCE = 1 << 24  # numbers of a matrix that are rounded at once: float32 copies are theirs alone
 NUM_CLIPS, LEAST_CLIP = 16, 0.5  # shares of a group's range that are tried
 Lost = Callable[[Tensor], Tensor]  # of errors [N, G, g], what they cost, [N, G]
 
 
+def slices_of(weight: Tensor) -> tuple[Tensor, ...]:
+    """Rows of weight [N, K], as many as are rounded at once."""
+    return weight.split(max(1, MOST_AT_ONCE // weight.shape[1]))
+
+
 def in_slices(weight: Tensor, round_rows: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """The codes [N, K] and scales [N, ...] that `round_rows` makes of weight [N, K], ROWS at a time."""
-    first, *others = weight.split(ROWS)
+    """The codes [N, K] and scales [N, ...] that `round_rows` makes of weight [N, K], some rows at a time."""
+    first, *others = slices_of(weight)
     slices = round_rows(first)
     if not others:
         return slices
     whole = tuple(part.new_empty(len(weight), *part.shape[1:]) for part in slices)
-    for start, rows in zip(range(0, len(weight), ROWS), (first, *others), strict=True):
+    for start, rows in zip(range(0, len(weight), len(first)), (first, *others), strict=True):
         for part, found in zip(whole, slices if start == 0 else round_rows(rows), strict=True):
             part[start : start + len(rows)] = found
     codes, scales = whole

@@ -20,7 +20,7 @@ from pellucid.quant.codes import E2M1, LUT4, U4, Group
 from pellucid.quant.layouts.base import LayerFormat
 from pellucid.quant.packed import Packed, group_codes, kept_bits
 from pellucid.quant.products import Product
-from pellucid.quant.rounding import ROWS, rounded
+from pellucid.quant.rounding import rounded, slices_of
 from pellucid.quant.unquantized import Unquantized
 
 LEAST_GROUP = 16
@@ -60,7 +60,7 @@ class WhenLoaded(Packed):
         weight = layer.param("weight").detach()
         layer.replace("weight", None)
         with weight.device:
-            parts = [part.split(ROWS) for part in weight.split(list(layer.shape.out_partitions))]
+            parts = [slices_of(part) for part in weight.split(list(layer.shape.out_partitions))]
             self.keep(layer, [below([self._rounded(rows) for rows in part]) for part in parts])
 
     def _rounded(self, rows: Tensor) -> GroupCodes:

@@ -82,7 +82,7 @@ def test_a_matrix_that_is_rounded_in_slices_is_one_part(
     method: type[WhenLoaded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a layer's two, gates and what they open, kernels make one pass."""
-    monkeypatch.setattr("pellucid.quant.when_loaded.ROWS", 20)
+    monkeypatch.setattr("pellucid.quant.rounding.MOST_AT_ONCE", 20 * 96)
     own, kept = method(), []
     monkeypatch.setattr(own, "keep", lambda _, parts: kept.extend(parts))
     linear = make_linear(own, torch.float32)
@@ -103,7 +103,7 @@ def test_rows_of_no_whole_groups_are_refused() -> None:
 
 
 def test_float32_copies_are_of_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pellucid.quant.rounding.ROWS", 20)
+    monkeypatch.setattr("pellucid.quant.rounding.MOST_AT_ONCE", 20 * 96)
     weight, seen = torch.randn(50, 96, generator=torch.Generator().manual_seed(0)), list[int]()
 
     def quantize(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -120,7 +120,7 @@ def test_float32_copies_are_of_some_rows_at_a_time(monkeypatch: pytest.MonkeyPat
 def test_a_table_in_codes_gives_their_numbers_and_a_tied_head_is_as_it(
     tmp_path: Path, tied: bool, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pellucid.quant.rounding.ROWS", 40)
+    monkeypatch.setattr("pellucid.quant.rounding.MOST_AT_ONCE", 40 * 64)
     folder = write_checkpoint(tmp_path, tie_word_embeddings=tied, hidden_size=64)
     plain = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
     model = load(folder, max_model_len=32, quantization={"embedding": way}).model  # type: ignore[arg-type]
