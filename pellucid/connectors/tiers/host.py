@@ -116,6 +116,7 @@ class Tiers:
         self._writing: set[Name] = set()
         self._dropped: list[Name] = []  # from disk, and nobody has removed them yet
         self._num_disk = sum(map(self._disk_pages, self.disk))  # pages
+        self._make_room_on_disk()
 
     # What the scheduler asks
 
@@ -260,8 +261,7 @@ class Tiers:
                 self.pool.hold(block.pages)
                 plan.blocks.append(Block(block.kind, block.digest, block.pages, is_new=False))
                 plan.names.append(name)
-        while self.disk and self._num_disk + sum(map(self._disk_pages, self._writing)) > self._max_disk:
-            self._drop(next(iter(self.disk)))
+        self._make_room_on_disk()
         if not plan.blocks:
             return
         writes = [
@@ -278,6 +278,13 @@ class Tiers:
                 self.disk[name] = None
                 self._num_disk += self._disk_pages(name)
                 self.stats.disk_blocks_saved += 1
+            else:  # some rank may have its part
+                self._dropped.append(name)
+
+    def _make_room_on_disk(self) -> None:
+        """For what is being written, too."""
+        while self.disk and self._num_disk + sum(map(self._disk_pages, self._writing)) > self._max_disk:
+            self._drop(next(iter(self.disk)))
 
     def _drop(self, name: Name) -> None:
         if name in self.disk:

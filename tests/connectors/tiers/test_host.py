@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import OrderedDict
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pellucid.connectors.lending import Transfer
-from pellucid.connectors.tiers.files import name_of
+from pellucid.connectors.tiers.files import name_of, path_of, write
 from pellucid.connectors.tiers.host import Tiers
+from pellucid.connectors.tiers.options import TierOptions
 from pellucid.kv.kinds import Full, Kind, Window
 from pellucid.types import Request
 from tests.schedule.device import make_request
@@ -26,7 +30,7 @@ class FakeDoor:
     def __init__(self, kinds: tuple[Kind, ...], num_pages: int, max_disk: int, rng: random.Random) -> None:
         self.kinds, self.block_size, self.num_ranks, self.rng = kinds, SIZE, 1, rng
         self.host: dict[int, object] = {}
-        self.disk: dict[str, list[object]] = {}
+        self.disk: dict[str, list[object] | None] = {}  # files, of a block that was not written whole None
         self.under_way: list[tuple[Transfer, dict[str, Any], dict[int, object]]] = []
         self.tiers = Tiers.__new__(Tiers)
         self.tiers._begin(self, num_pages)
@@ -62,6 +66,14 @@ class FakeDoor:
             for stripe, page in enumerate(cells)
         }
 
+    def to_drop(self) -> list[str]:
+        """Files that are removed with writes under way."""
+        return [name for _, what, _ in self.under_way for name in what.get("drop", ())]
+
+    def settle(self) -> None:
+        while self.under_way:
+            self.finish_one()
+
     def save(self, digests: list[bytes], kind: int) -> None:
         first = {i: 0 if i == kind else len(digests) for i in range(len(self.kinds))}
         transfer = self.transfer(digests, first, is_load=False)
@@ -82,24 +94,30 @@ class FakeDoor:
         self.num_loads += 1
 
     def finish_one(self) -> None:
-        transfer, what, contents = self.under_way.pop(self.rng.randrange(len(self.under_way)))
+        """Any of those under way; but files are written one after the other."""
+        index = self.rng.randrange(len(self.under_way))
+        if "write" in self.under_way[index][1]:
+            index = next(i for i, (_, what, _) in enumerate(self.under_way) if "write" in what)
+        transfer, what, contents = self.under_way.pop(index)
         ok = self.rng.random() < 0.9
         for name in what.get("drop", ()):
             self.disk.pop(name, None)
         for name, places in what.get("write", ()):
-            if ok:
-                self.disk[name] = [self.host[place] for place in places]
+            self.disk[name] = [self.host[place] for place in places] if ok else None
         if transfer.is_load:
             for name, places in what["read"]:
-                ok &= name in self.disk
+                found = self.disk.get(name)
+                ok &= found is not None
                 for i, place in enumerate(places):
-                    self.host[place] = self.disk[name][i] if ok else None
+                    self.host[place] = found[i] if ok and found else None
             if ok:
                 assert [self.host[place] for place in what["places"]] == list(contents.values())
         elif "places" in what:
             for place, content in zip(what["places"], contents.values(), strict=True):
                 self.host[place] = content if ok else None
         self.tiers.ended(transfer, ok=ok)
+        if transfer.is_load and not ok:
+            assert not any(name in self.tiers.disk for name, _ in what["read"]), "it would fail again"
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -120,9 +138,10 @@ def test_a_load_brings_what_was_saved_under_its_digests(seed: int) -> None:
         elif door.under_way:
             door.finish_one()
         assert door.tiers._num_disk <= max(door.tiers._max_disk, 0)
-    while door.under_way:
-        door.finish_one()
+        assert {*door.disk} <= {*door.tiers.disk, *door.tiers._writing, *door.tiers._dropped, *door.to_drop()}
+    door.settle()
     door.tiers.check()
+    assert {*door.tiers.disk} <= {*door.disk} <= {*door.tiers.disk, *door.tiers._dropped}, "files of nobody"
 
 
 def test_the_least_recently_used_go_first_and_a_prefix_goes_last() -> None:
@@ -130,19 +149,58 @@ def test_the_least_recently_used_go_first_and_a_prefix_goes_last() -> None:
     door.rng.random = lambda: 0.0  # type: ignore[method-assign]
     for text in (b"a", b"b"):
         door.save([text + bytes([i]) for i in range(3)], 0)
-        while door.under_way:
-            door.finish_one()
+        door.settle()
     a, b = ([text + bytes([i]) for i in range(3)] for text in (b"a", b"b"))
     request: Request = make_request("a")
     assert door.tiers.lookup(request, b, 0) == 3 * SIZE and door.tiers.lookup(request, a, 0) == SIZE
+
+
+@pytest.mark.parametrize("where", ["host", "disk"])
+def test_what_is_loaded_again_outlives_what_is_not(where: str) -> None:
+    """In host memory, and on disk, where a block is used also if host memory has it."""
+    for is_there in (True, False):
+        door = FakeDoor(KINDS[0], *((2, 0) if where == "host" else (16, 2)), random.Random(1))
+        door.rng.random = lambda: 0.0  # type: ignore[method-assign]
+        for text in (b"a", b"b"):
+            door.save([text], 0)
+            door.settle()
+        if where == "disk" and not is_there:
+            door.tiers.pool.reset()
+        for text in (b"a", b"c"):
+            (door.load if text == b"a" else door.save)([text], 0)
+            door.settle()
+        kept = door.tiers.pool.index(0) if where == "host" else door.tiers.disk
+        names = [text if where == "host" else name_of(0, text) for text in (b"a", b"b", b"c")]
+        assert [name in kept for name in names] == [True, False, True]
+        assert where == "host" or {*door.disk} == {*kept}
+
+
+def test_what_lies_in_a_folder_from_before_is_within_the_bound_too(tmp_path: Path) -> None:
+    names = [name_of(0, bytes([i])) for i in range(5)]
+    for age, name in enumerate(names):
+        write(path_of(tmp_path, name, 0), [memoryview(b"x")])
+        os.utime(path_of(tmp_path, name, 0), (1e9 - age, 1e9 - age))
+    door = FakeDoor(KINDS[0], 16, 0, random.Random(1))
+    door.tiers._begin(door, 16, tmp_path, 3)
+    assert [*door.tiers.disk] == names[2::-1] and {*door.tiers._dropped} == {*names[3:]}
+
+
+def test_all_ranks_together_hold_no_more_bytes_than_they_may() -> None:
+    options = TierOptions(host_bytes=1000, disk_bytes=10_000)
+    capacity: Any = SimpleNamespace(page_bytes=90, kinds=(Full(SIZE),))
+    for num_ranks in (1, 2, 4):
+        for num, most in (
+            (options.num_host_pages(capacity, num_ranks), 1000),
+            (options.num_disk_pages(capacity, num_ranks), 10_000),
+        ):
+            assert most - 90 * num_ranks < 90 * num_ranks * num <= most
 
 
 def test_a_block_that_is_on_disk_alone_is_found_there_and_comes_up() -> None:
     door = FakeDoor(KINDS[0], 8, 100, random.Random(1))
     door.rng.random = lambda: 0.0  # type: ignore[method-assign]
     door.save([b"a"], 0)
-    while door.under_way:
-        door.finish_one()
+    door.settle()
     assert list(door.disk) == [name_of(0, b"a")] == list(door.tiers.disk)
     door.tiers.pool.reset()
     door.load([b"a"], 0)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from pellucid import LLM, SamplingParams
+from pellucid.connectors.tiers.files import HEADER
 from pellucid.connectors.tiers.host import Tiers
 from tests.tiny import write_checkpoint, write_latent_checkpoint
 
@@ -70,7 +71,9 @@ def test_what_the_cache_has_lost_comes_back_from_the_host(
     assert llm.llm_engine.engine.stats().num_cached_tokens >= before + 3 * 96
     stats = tiers_of(llm).stats
     told = llm.llm_engine.engine.stats().of_features
-    assert told["kv_tiers_hits"] == stats.hits and told["kv_tiers_host_bytes_loaded"] > 0
+    # A block has 16 keys and values of two heads in two layers, 16 numbers each, of 4 bytes.
+    assert told["kv_tiers_host_bytes_loaded"] == stats.host_blocks_loaded * 16 * 2 * 2 * 2 * 16 * 4
+    assert told["kv_tiers_hits"] == stats.hits
     assert 18 <= told["kv_tiers_host_pages_now"] <= told["kv_tiers_host_room_now"]
     assert "kv_tiers_disk_pages_now" not in told
     assert stats.hits >= 3 and stats.host_blocks_loaded >= 18 and not stats.failed_loads
@@ -141,18 +144,26 @@ def test_a_folder_that_hangs_costs_the_time_that_loads_are_waited_for(
             os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
 
 
-def test_another_models_folder_is_not_looked_into(tiny: Path, tmp_path: Path) -> None:
-    options = {"kv_offloading_path": str(tmp_path / "kv"), "kv_offloading_size": 0.01}
+def test_what_is_another_models_or_in_another_form_is_not_looked_into(tiny: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"kv_offloading_path": str(tmp_path / "kv"), "kv_offloading_size": 0.01}
+    options["dtype"] = "bfloat16"
     llm = make_llm(tiny, **options)
-    answers(llm, PROMPTS)
+    answers(llm, PROMPTS[:1])
     llm.shutdown()
     other = write_checkpoint(tmp_path / "other", seed=1)
-    again = make_llm(other, **options)
-    assert not tiers_of(again).disk
-    again.shutdown()
+    for model, change, num in (
+        (tiny, {}, 6),
+        (other, {}, 0),
+        (tiny, {"dtype": "float16"}, 0),  # as many bytes
+        (tiny, {"kv_cache_dtype": "fp8", "block_size": 32}, 0),  # and again
+    ):
+        again = make_llm(model, **(options | change))
+        assert len(tiers_of(again).disk) == num, change
+        again.shutdown()
 
 
-def test_fp8_kv_and_a_small_host_that_forgets(tiny: Path) -> None:
+def test_fp8_kv_and_small_tiers_that_forget(tiny: Path, tmp_path: Path) -> None:
+    most = 4 * 16 * 2 * 2 * 2 * 16  # four blocks, of a byte a number
     plain = make_llm(tiny, kv_cache_dtype="fp8")
     expected = answers(plain, PROMPTS)
     plain.shutdown()
@@ -161,13 +172,19 @@ def test_fp8_kv_and_a_small_host_that_forgets(tiny: Path) -> None:
         kv_cache_dtype="fp8",
         kv_transfer_config={
             "kv_connector": "SimpleCPUOffloadConnector",
-            "kv_connector_extra_config": {"num_cpu_blocks": 14},
+            "kv_connector_extra_config": {
+                "num_cpu_blocks": 14, "shared_storage_path": str(tmp_path), "disk_bytes_to_use": most,
+            },
         },
-    )
+    )  # fmt: skip
     for _ in range(2):
         assert answers(llm, PROMPTS) == expected
         assert answers(llm, PROMPTS[2:3]) == expected[2:3]
-    assert tiers_of(llm).stats.host_blocks_loaded >= 6
+        settle(llm)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size - HEADER.size for path in files)
+    assert tiers_of(llm).stats.disk_blocks_saved > 4 and size == most
+    assert tiers_of(llm).stats.host_blocks_loaded + tiers_of(llm).stats.disk_blocks_loaded >= 6
     tiers_of(llm).check()
     llm.shutdown()
 
