@@ -12,7 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pellucid import LLM, LoRARequest, SamplingParams
+from pellucid.lora.peft import read_adapter
 from pellucid.lora.peft_config import read_config
+from pellucid.lora.request import AdapterRef
 from tests.models import parallel
 from tests.tiny import write_checkpoint
 
@@ -71,6 +73,25 @@ def test_prefixes_are_not_shared_across_adapters(tiny: Path, adapters, expected)
     assert [output.outputs[0].token_ids for output in found] == [
         expected[name][5] for name in ("all", None, "all")
     ]
+
+
+def test_the_least_recently_used_give_way(tiny: Path, adapters, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the device, and in host memory, where what the device has in use is in use, too."""
+    read, asked = list[str](), ["all", "some", "all", "one", "all", "some", "all", "one"]
+
+    def reading(folder: Path, read_own: object) -> object:
+        read.append(folder.parent.name)
+        return read_adapter(folder, read_own)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("pellucid.features.lora.worker.read_adapter", reading)
+    placed = list[set[str]]()
+    with LLM(str(tiny), **BASE, max_cpu_loras=2) as llm:
+        features = llm.llm_engine.engine.executor.worker.runner.features._features  # type: ignore[union-attr]
+        for name in asked:
+            llm.generate(PROMPTS[:1], SamplingParams(max_tokens=1), lora_request=wish(adapters, name))
+            placed.append({AdapterRef.decode(ref).name for ref in features["lora"]._adapters._places})
+    assert placed[3:] == [{"all", "one"}] * 2 + [{"all", "some"}] * 2 + [{"all", "one"}]
+    assert read == ["all", "some", "one", "some", "one"]
 
 
 def put(source: Path, folder: Path) -> None:

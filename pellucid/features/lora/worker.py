@@ -60,6 +60,8 @@ class Adapters:
             heads = [prefix for bank in self._banks if bank.is_head for prefix in bank.prefixes]
             self.has_head[place] = any(head in adapter for head in heads)
             self._places[ref] = place
+        elif ref in self._held:
+            self._held.move_to_end(ref)
         self._places.move_to_end(ref)
         return self._places[ref]
 
