@@ -113,7 +113,14 @@ def test_a_server_sends_spans_and_writes_lines(
             f"{server.url}/v1/completions", json=body, headers={"traceparent": PARENT}, timeout=PATIENCE
         )
         assert reply.status_code == 200
-        eventually(lambda: "Avg generation throughput" in capfd.readouterr().err or bool(bodies))
+        said = [""]
+
+        def says(*words: str) -> bool:
+            said[0] += capfd.readouterr().err
+            return all(word in said[0] for word in words)
+
+        eventually(lambda: says("Avg generation throughput", "40 generated; ended by length; queue"))
+    assert says("; of 127.0.0.1; ") and not says("secret"), "no prompt that nobody asked for"
     (sent,) = bodies
     assert bytes.fromhex(TRACE) in sent and b"llm_request" in sent
 

@@ -13,18 +13,14 @@ import openai
 import pytest
 
 from pellucid import __version__
-from pellucid.async_llm import AsyncLLM
 from pellucid.models.checkpoint import ASSETS
 from pellucid.sampling_params import SamplingParams
-from pellucid.server.metrics import Metrics
 from pellucid.server.options import ServeOptions
 from pellucid.server.protocol.openai import ChatRequest, TokenizeRequest
 from pellucid.server.renderer import ModelFacts, Renderer
 from pellucid.text.chat import render_chat
 from pellucid.text.tokenizer import Tokenizer
-from pellucid.types import FinishReason, SeqUpdate
 from tests.patience import PATIENCE, eventually
-from tests.schedule.device import make_request
 from tests.server.conftest import Running
 
 
@@ -249,24 +245,6 @@ def test_many_streams_at_once(server: Running) -> None:
     server.wait_until_idle()
 
 
-def test_steps_that_are_told_of_together_are_counted_one_by_one() -> None:
-    now = 1.0
-    llm = AsyncLLM(device="cpu", num_threads=1, cpu_kv_cache_gib=0.02)
-    try:
-        metrics = Metrics(llm, "it", clock=lambda: now)
-        metrics.begins(make_request("a"))
-        metrics.advances(SeqUpdate("a", [1]), None)
-        now = 1.6
-        update = SeqUpdate("a", [2])
-        for newer in (SeqUpdate("a", [3, 4]), SeqUpdate("a", [5], finish_reason=FinishReason.LENGTH)):
-            update.extend(newer)
-        metrics.advances(update, FinishReason.LENGTH)
-    finally:
-        llm.shutdown()
-    _, num_intervals = metrics._inter_token.buckets()[-1]
-    assert num_intervals == 3 and metrics._inter_token.sum == pytest.approx(0.6)
-
-
 def test_metrics_have_vllms_names(server: Running, client: openai.OpenAI) -> None:
     names = (
         "time_to_first_token_seconds", "e2e_request_latency_seconds", "request_prompt_tokens",
@@ -278,6 +256,25 @@ def test_metrics_have_vllms_names(server: Running, client: openai.OpenAI) -> Non
     assert server.metric("vllm:prompt_tokens_by_source_total") == server.metric("vllm:prompt_tokens_total")
     assert server.metric("pellucid:spec_decode_info", proposer="none", num_speculative_tokens="0") == 1
     assert server.metric("vllm:cache_config_info", block_size="64", model_name="sprout", engine="0") == 1
+
+
+def test_tokens_are_counted_as_answers_say(server: Running, client: openai.OpenAI) -> None:
+    server.wait_until_idle()
+    names = ("prompt_tokens", "prefix_cache_queries", "prefix_cache_hits", "generation_tokens")
+    before = [server.metric(f"vllm:{name}_total") for name in names]
+    sums = [0, 0, 0]
+    for _ in range(2):
+        ids = [5 + i % 90 for i in range(150)]
+        extra = {"cache_salt": "counted", "stop_token_ids": [7]}
+        usage: Any = client.completions.create(
+            model="sprout", prompt=ids, n=2, max_tokens=6, logit_bias={"7": 5}, extra_body=extra
+        ).usage
+        counts = 2 * usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens, usage.completion_tokens
+        sums = [a + b for a, b in zip(sums, counts, strict=True)]
+    server.wait_until_idle()
+    counted = [server.metric(f"vllm:{name}_total") - old for name, old in zip(names, before, strict=True)]
+    assert (counted[0], counted[1], counted[3]) == (sums[0], sums[0], sums[2])
+    assert counted[2] == 3 * 128 and sums[1] > 0
 
 
 def test_steps_are_counted_by_their_tokens(server: Running, client: openai.OpenAI) -> None:
