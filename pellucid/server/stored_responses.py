@@ -13,15 +13,16 @@ from pellucid.server.errors import ApiError
 from pellucid.server.protocol.openai import JsonObject
 from pellucid.server.protocol.responses_output import ResponseBody
 
-MOST_BYTES = 2**26  # of all messages that are kept, as JSON
+MOST_BYTES = 2**26  # of all that is kept, as JSON
 
 
 @dataclass(slots=True, kw_only=True)
 class StoredResponse:
     """One response, and the conversation that it ends.
 
-    owner: who may ask for it.  own: this response's part of the messages.  task: that makes it, in the
-    background.
+    owner: who may ask for it.  messages: the conversation's, the earlier ones those of the response that it
+    goes on from.  own: this response's part of them.  task: that makes it, in the background.  num_bytes: of
+    the response alone.
     """
 
     body: ResponseBody
@@ -40,13 +41,20 @@ class StoredResponses:
         self._most, self._most_bytes = most, most_bytes
         self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
         self._num_bytes = 0
+        # Of each message its bytes and in how many conversations it is, by identity: one that goes on shares
+        # those of the response before, and holds them when that is no longer kept.
+        self._messages: dict[int, tuple[int, int]] = {}
 
     def put(self, stored: StoredResponse) -> None:
         """Keep one, in place of an earlier state of it, and let the oldest go."""
         self._drop(stored.body.id)
-        stored.num_bytes = len(msgspec.json.encode(stored.own))
+        stored.num_bytes = len(msgspec.json.encode(stored.body))
         self._stored[stored.body.id] = stored
         self._num_bytes += stored.num_bytes
+        for message in stored.messages:
+            num_bytes, num = self._messages.get(id(message)) or (len(msgspec.json.encode(message)), 0)
+            self._messages[id(message)] = num_bytes, num + 1
+            self._num_bytes += 0 if num else num_bytes
         while len(self._stored) > self._most or self._has_too_much:
             self._drop(next(iter(self._stored)))
 
@@ -73,10 +81,16 @@ class StoredResponses:
         """The last one is kept, however large it is."""
         return self._num_bytes > self._most_bytes and len(self._stored) > 1
 
-    def _drop(self, id: str, *, ends: bool = False) -> None:
-        stored = self._stored.pop(id, None)
+    def _drop(self, response_id: str, *, ends: bool = False) -> None:
+        stored = self._stored.pop(response_id, None)
         if stored is None:
             return
         self._num_bytes -= stored.num_bytes
+        for message in stored.messages:
+            num_bytes, num = self._messages.pop(id(message))
+            if num > 1:
+                self._messages[id(message)] = num_bytes, num - 1
+            else:
+                self._num_bytes -= num_bytes
         if ends and stored.close is not None:
             stored.close()

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
 
@@ -258,9 +259,9 @@ def test_the_store_keeps_the_last_ones_within_its_bounds() -> None:
     assert responses.get("a", "") and responses.get("c", "")
     with pytest.raises(ApiError, match="'b' is not stored"):
         responses.get("b", "")
-    small = StoredResponses(10, most_bytes=300)
+    small = StoredResponses(10, most_bytes=2000)
     for name in ("a", "b", "c"):
-        small.put(stored(name, text=100 * "x"))
+        small.put(stored(name, text=500 * "x"))
     with pytest.raises(ApiError):
         small.get("a", "")
     assert small.get("b", "") and small.get("c", "")
@@ -270,6 +271,31 @@ def test_the_store_keeps_the_last_ones_within_its_bounds() -> None:
     nothing.put(stored("a"))
     with pytest.raises(ApiError):
         nothing.get("a", "")
+
+
+@pytest.mark.parametrize("keeps", ["a conversation", "several of one beginning", "what the request said"])
+def test_the_store_is_bounded_by_all_that_it_keeps(keeps: str) -> None:
+    """Also what the responses before have said, that are not kept any more, though each says little."""
+    store = StoredResponses(1000, most_bytes=100_000)
+    before: list[Any] = []
+    for i in range(200):
+        each = stored(f"{i}", text=(9000 if i % 10 == 0 else 10) * "x")
+        if keeps == "what the request said":
+            each.body.tools = [{"name": 2000 * "y"}]
+        elif keeps == "several of one beginning":
+            each.messages = [*before, *each.own]
+            before = [*each.own] if i % 10 == 0 else before
+        else:
+            each.messages = before = [*(before if i % 10 else []), *each.own]
+        store.put(each)
+        store.put(each)  # at its end again
+    there = [*store._stored.values()]
+    held = {id(message): message for response in there for message in response.messages}
+    size = len(json.dumps([*held.values()])) + sum(len(msgspec.json.encode(each.body)) for each in there)
+    assert 50_000 < size <= 100_000 and len(there) > 5
+    for response in there:
+        store.delete(response.body.id, "")
+    assert store._num_bytes == 0 and not store._messages
 
 
 def test_agents_run(server: Running) -> None:
