@@ -20,13 +20,13 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from pellucid.kernels.quantize_fp8 import quantize_fp8, quantize_fp8_ref
+from pellucid.kernels.round_rows import rounded_bytes, rounded_bytes_ref
 from pellucid.layers.linear import Linear
 from pellucid.layers.weight import Weight
 from pellucid.quant.base import WHOLE, LinearMethod, LinearShape
 from pellucid.quant.codes import E2M1, LUT4, S8, U4, Group
 from pellucid.quant.fp8 import Fp8, Fp8Format, QuantizedWhenLoaded
-from pellucid.quant.int8 import Int8
+from pellucid.quant.int8 import Int8, Int8Format
 from pellucid.quant.layouts.base import LayerFormat
 from pellucid.quant.packed import Packed
 from pellucid.quant.unquantized import Unquantized
@@ -43,6 +43,8 @@ METHODS: dict[str, Callable[[], LinearMethod]] = {
     "fp8, static": lambda: Fp8(Fp8Format(activations="static")),
     "fp8, blocks": lambda: Fp8(Fp8Format(block=(128, 128))),
     "int8": Int8,
+    "int8, both": lambda: Int8(Int8Format("dynamic")),
+    "int8, both, static": lambda: Int8(Int8Format("static")),
     "int4": lambda: Packed(LayerFormat(layout="gptq", code=U4, group=Group(1, 128))),
     "nf4": lambda: Packed(LayerFormat(layout="bnb4", code=LUT4, group=Group(1, 64))),
     "mxfp4": lambda: Packed(LayerFormat(layout="mxfp4", code=E2M1, group=Group(1, 32))),
@@ -127,7 +129,7 @@ def rounding_figures(nums_tokens: Sequence[int], num_features: int) -> Figures:
         copies = max(2, BYTES // (num_tokens * num_features * 3))
         inputs = torch.randn(min(copies, 200), num_tokens, num_features, dtype=DTYPE, device=DEVICE)
         for name, group in (("a row", num_features), ("128", 128)):
-            for how, quantize in (("one kernel", quantize_fp8), ("torch", quantize_fp8_ref)):
+            for how, quantize in (("one kernel", rounded_bytes), ("torch", rounded_bytes_ref)):
                 what = f"round {name} of {num_features}, {how}"
                 microseconds = seconds([partial(quantize, x, group) for x in inputs]) * 1e6
                 figures.append({"model": "", "what": what, "tokens": num_tokens, "us": microseconds})

@@ -24,11 +24,11 @@ from rich.console import Console
 from torch import Tensor
 from torch.nn import functional as F
 
-from pellucid.kernels.fp8_gemv import fp8_gemv
+from pellucid.kernels.bytes_gemv import bytes_gemv
 from pellucid.kernels.hopper_matmul import hopper_matmul, is_hopper, num_multiprocessors
 from pellucid.kernels.persistent_matmul import persistent_matmul
-from pellucid.kernels.quantize_fp8 import Rounding, round_rows
 from pellucid.kernels.rms_norm import add_rms_norm
+from pellucid.kernels.round_rows import Rounding, round_rows
 from pellucid.kernels.scaled_matmul import scaled_matmul
 from pellucid.kernels.silu_mul import silu_mul
 from pellucid.kernels.small_matmul import Scales, small_matmul
@@ -38,6 +38,7 @@ from pellucid.kernels.tiles import (
     MAX_SPLIT_K_ROWS,
     PACKAGED,
     RING_BYTES,
+    RINGS,
     SPARE,
     Choices,
     Gemv,
@@ -53,7 +54,7 @@ from pellucid.kernels.tiles import (
     write_table,
 )
 from pellucid.models.checkpoint import ASSETS
-from pellucid.quant.fp8_product import multiply_rows
+from pellucid.quant.bytes_product import multiply_rows
 
 # At start steps of up to 2,048 rows are warmed up: what serves more of them should serve these, too.
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256, 512, 1024, 2047, 16_384)
@@ -195,20 +196,22 @@ def rings(num_rows: int) -> Iterator[Wgmma]:
 class Case:
     """Copies of one weight, and rows to multiply them with."""
 
-    def __init__(self, shape: Shape, bits: int, group: int | None) -> None:
+    def __init__(self, shape: Shape, bits: int, group: int | None, *, integers: bool = False) -> None:
         num_out, num_in, self.is_gated = shape
         copies = max(2, TOUCHED // (num_out * num_in * bits // 8))
-        self.weights = [self._weight(shape[:2], bits) for _ in range(copies)]
-        self.rounding = Rounding(group)
+        self.weights = [self._weight(shape[:2], bits, integers=integers) for _ in range(copies)]
+        self.rounding = Rounding(group, dtype=self.weights[0].dtype)
         self.weight_scale = torch.ones(num_out, -(-num_in // (group or num_in)), device="cuda")
         self.x = torch.randn(max(ROWS), num_in, dtype=torch.bfloat16, device="cuda")
         self.arrivals = torch.zeros(num_out, dtype=torch.int32, device="cuda")
-        self.launch = self._launch if bits == 16 else self._launch_fp8
+        self.launch = self._launch if bits == 16 else self._launch_bytes
 
     @staticmethod
-    def _weight(shape: tuple[int, int], bits: int) -> Tensor:
+    def _weight(shape: tuple[int, int], bits: int, *, integers: bool) -> Tensor:
         weight = torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(0, 0.02)
-        return weight if bits == 16 else (50 * weight).to(torch.float8_e4m3fn)
+        if bits == 16:
+            return weight
+        return (1600 * weight).to(torch.int8) if integers else (50 * weight).to(torch.float8_e4m3fn)
 
     def seconds(self, num_rows: int, tile: Tile | None) -> float:
         """Of one product, and what goes before it."""
@@ -232,13 +235,13 @@ class Case:
             return lambda: hopper_matmul(x, weight, out, tile, act=act, arrivals=self.arrivals)
         return lambda: small_matmul(x, weight, out, tile, act=act, arrivals=self.arrivals)
 
-    def _launch_fp8(self, num_rows: int, tile: Tile | None, weight: Tensor) -> Callable[[], object]:
+    def _launch_bytes(self, num_rows: int, tile: Tile | None, weight: Tensor) -> Callable[[], object]:
         x, group = round_rows(self.x[:num_rows], self.rounding), self.rounding.group
         if isinstance(tile, Gemv):
-            return lambda: fp8_gemv(x, weight, self.weight_scale, tile, self.rounding)
+            return lambda: bytes_gemv(x, weight, self.weight_scale, tile, self.rounding)
         if tile is None:
             operands = (x.values, x.scales, weight, self.weight_scale)
-            multiply = scaled_matmul if group else multiply_rows
+            multiply = scaled_matmul if group or weight.dtype == torch.int8 else multiply_rows
             return lambda: multiply(*operands, block=group or weight.shape[1], dtype=x.dtype)
         out = torch.empty(num_rows, len(weight), dtype=torch.bfloat16, device="cuda")
         more = {"scales": Scales(self.weight_scale, x.scales, group), "arrivals": self.arrivals}
@@ -277,6 +280,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", choices=ROWS, default=ROWS, help="rows to measure")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1], help="tensor-parallel sizes")
     parser.add_argument("--bits", type=int, choices=(8, 16), default=16, help="of a weight")
+    parser.add_argument("--integers", action="store_true", help="of 8 bits: INT8 rather than FP8")
     parser.add_argument("--group", type=int, help="inputs that share a scale, of 8 bits; all if left out")
     parser.add_argument("--package", action="store_true", help=f"write to {PACKAGED}, not {user_folder()}")
     parser.add_argument("--json", type=Path, help="also write every time to this file")
@@ -290,11 +294,13 @@ def main() -> None:
         for shape in shapes_of(json.loads(path.read_text()), ranks)
     ]
     for shape in dict.fromkeys(shapes):
-        case = Case(shape, options.bits, options.group)
+        case = Case(shape, options.bits, options.group, integers=options.integers)
         for num_rows in options.rows:
-            if num_rows > MAX_ROWS and not (shape[2] or options.group):
+            if num_rows > MAX_ROWS and not (shape[2] or options.group or options.integers):
                 continue  # the library's alone
-            tiles = candidates(shape, num_rows, options.bits, options.group)
+            tiles = list(candidates(shape, num_rows, options.bits, options.group))
+            if options.integers and num_rows >= MAX_ROWS:
+                tiles += RINGS
             measured = {tile: case.seconds(num_rows, tile) for tile in tiles}
             times[shape, num_rows] = measured
             best = min(measured, key=measured.__getitem__)
@@ -304,7 +310,7 @@ def main() -> None:
     for (num_out, num_in, _), choices in choose_all(times).items():
         # A table counts for all rows of a shape, so those that were not measured keep what is known for them.
         is_all = set(options.rows) == set(ROWS)
-        kind = {"bits": options.bits, "group": options.group}
+        kind = {"bits": options.bits, "group": options.group, "integers": options.integers}
         kept = {} if is_all else choose(num_out, num_in, **kind, device_name=device_name)
         chosen[kind_of(**kind), num_out, num_in] = kept | choices
     folder = PACKAGED if options.package else user_folder()

@@ -12,7 +12,8 @@ are all that counts, up to 200 KB on each multiprocessor.  Where outputs are too
 share a tile and its inputs; each adds up a share of its rows, in a fixed order.
 How a row is summed up depends on the tile alone, so rows computed with one tile have the same bits in any
 company.  FP8 (e4m3) is multiplied with FP8 as the library does it, in the tensor cores' own precision; where
-groups of inputs have scales, each step is scaled and then added up in float32, for any number of rows.
+groups of inputs have scales, each step is scaled and then added up in float32, for any number of rows.  Sums
+of INT8 products are exact.
 The reference is `small_matmul_ref`.
 
 Gates and what they open lie eight by eight in a tile: then a thread holds both, and gates without asking.
@@ -56,7 +57,7 @@ from pellucid.kernels.hopper_prefill import (
     out_of_fragments,
 )
 from pellucid.kernels.silu_mul import gate
-from pellucid.kernels.small_matmul import Scales
+from pellucid.kernels.small_matmul import Scales, type_of_sums
 from pellucid.kernels.tiles import Persistent, Wgmma, takes_groups
 
 LINES = gl.constexpr(64)  # of W, that a group of warps multiplies
@@ -84,6 +85,7 @@ def hopper_matmul(
     assert tile.stages * LINES.value % tile.rows == 0, tile  # a group's lines of W make room for its results
     group = scales.group if scales else None
     assert group is None or takes_groups(tile, group), (tile, group)
+    assert x.dtype != torch.int8 or (scales is not None and group is None), "scales are of rows"
     grid = (triton.cdiv(num_rows, tile.rows), triton.cdiv(num_out, tile.block_n), tile.splits)
     step = LINE_BYTES.value // x.itemsize
     # Without a step, groups of warps would write before the kernel before this one has ended.
@@ -94,7 +96,7 @@ def hopper_matmul(
         assert num_programs(x, weight, tile) <= num_multiprocessors(x.device), grid
         assert arrivals is not None and len(arrivals) >= num_arrivals(num_out, num_rows, tile)
         size = grid[0] * grid[1] * tile.splits * tile.block_n * tile.rows
-        partial = torch.empty(size, dtype=torch.float32, device=x.device)
+        partial = torch.empty(size, dtype=type_of_sums(x), device=x.device)
     hopper_matmul_kernel[grid](
         boxes_of(x, [tile.rows, step]),
         pairs_of(weight, LINES.value, step) if act else boxes_of(weight, [LINES.value, step]),
@@ -273,7 +275,8 @@ def store_result(
     y, room, first_row, block, num_rows, num_out, bias_ptr, x_scale_ptr, weight_scale_ptr, out_ptr,
     ACT: gl.constexpr,
 ):  # fmt: skip
-    """Scale, add the bias to y [LINES, rows], gate if there is an ACT, turn, store."""
+    """Scale y [LINES, rows], add the bias, gate if there is an ACT, turn, store."""
+    y = y.to(gl.float32)
     dtype: gl.constexpr = out_ptr.dtype.element_ty
     rows: gl.constexpr = y.shape[1]
     line = gl.arange(0, LINES, gl.SliceLayout(1, y.type.layout))
@@ -348,7 +351,7 @@ def finish_tile(
         # some add, this program among them, is not: who finds zero knows that all have come.
         barrier()
         gl.atomic_add(arrivals, gl.where(split == 0, 1 - SPLITS, 1), sem="release")
-        own = gl.where(share == split, y, 0.0).reshape([4, SPLITS, SHARE * 16])
+        own = gl.where(share == split, y, gl.zeros_like(y)).reshape([4, SPLITS, SHARE * 16])
         own = gl.convert_layout(gl.sum(own, 1), FRAGMENTS, assert_trivial=True)
         while gl.atomic_add(arrivals, 0, sem="acquire") != 0:
             pass
@@ -382,7 +385,11 @@ def multiply_steps(
     first, num_steps = range_of(num_in, STEP, SPLITS)
     w_tiles = seen_as(w_parts, w_parts.dtype, GROUPS * STAGES, LINES, STEP)
     PRODUCT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, STEP // 4])
-    y = gl.zeros([LINES, ROWS], gl.float32, PRODUCT)
+    IS_INT8: gl.constexpr = w_parts.dtype == gl.int8
+    PARTS: gl.constexpr = 2 if IS_INT8 and ROWS == 256 else 1  # Triton multiplies up to 224 rows of integers
+    HALF: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS // PARTS, STEP // 4])
+    y = gl.zeros([LINES, ROWS // PARTS], gl.int32 if IS_INT8 else gl.float32, HALF)
+    others = y
     row, block = gl.program_id(0) * ROWS, gl.program_id(1) * GROUPS + GROUP
     if COPIES:
         copy_first(
@@ -400,7 +407,13 @@ def multiply_steps(
         stage = step % STAGES
         mbarrier.wait(bars.index(stage), step // STAGES & 1)
         w, step_x = w_tiles.index(GROUP * STAGES + stage), x_parts.index(stage).permute((1, 0))
-        if SHARED is None:
+        if PARTS == 2:
+            few = x_parts.index(stage).slice(0, ROWS // 2).permute((1, 0))
+            more = x_parts.index(stage).slice(ROWS // 2, ROWS // 2).permute((1, 0))
+            y = warpgroup_mma(w, few, y, is_async=True)
+            others = warpgroup_mma(w, more, others, is_async=True)
+            y, others = warpgroup_mma_wait(2, deps=[y, others])
+        elif SHARED is None:
             y = warpgroup_mma(w, step_x, y, is_async=True)
             y = warpgroup_mma_wait(1, deps=[y])
         else:
@@ -418,7 +431,11 @@ def multiply_steps(
                     step - 1 + STAGES, x, weight, x_parts, w_parts, bars, num_in,
                     ROWS, GROUPS, STAGES, STEP, SPLITS, ACT,
                 )  # fmt: skip
-    if SHARED is None:
+    if PARTS == 2:
+        y, others = warpgroup_mma_wait(0, deps=[y, others])
+        y = gl.join(y, others).permute((0, 2, 1)).reshape([LINES, ROWS])
+        y = gl.convert_layout(y, PRODUCT, assert_trivial=True)
+    elif SHARED is None:
         y = warpgroup_mma_wait(0, deps=[y])
     else:
         x_scale_ptr, weight_scale_ptr = None, None  # they are multiplied in

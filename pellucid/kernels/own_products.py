@@ -8,13 +8,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pellucid.kernels.fp8_gemv import fp8_gemv
+from pellucid.kernels.bytes_gemv import LANES, bytes_gemv
 from pellucid.kernels.hopper_matmul import hopper_matmul, hopper_multiplies, num_arrivals
 from pellucid.kernels.hopper_prefill import is_hopper, num_multiprocessors
 from pellucid.kernels.persistent_matmul import persistent_matmul
-from pellucid.kernels.quantize_fp8 import BY_ROWS, Rounded, Rounding, round_rows
+from pellucid.kernels.round_rows import BY_ROWS, Rounded, Rounding, round_rows
 from pellucid.kernels.small_matmul import Scales, small_matmul
-from pellucid.kernels.tiles import ByRows, Choices, Gemv, Persistent, SplitK, Tile, Wgmma, choose, fitted
+from pellucid.kernels.tiles import (
+    ByRows,
+    Choices,
+    Gemv,
+    Persistent,
+    SplitK,
+    Tile,
+    Wgmma,
+    choose,
+    fitted,
+)
 
 
 class OwnProducts:
@@ -39,8 +49,8 @@ class OwnProducts:
 
         act: gate the product, which makes it [M, N / 2].  dtype: of y; None is x's.
         """
-        tile, is_plain = self.tile(len(x)), bias is None and scales is None
-        if tile is None or not takes(tile, x, weight, act, is_plain=is_plain):
+        tile = self.tile(len(x))
+        if tile is None or not takes(tile, x, weight, act, is_plain=bias is None and scales is None):
             return None
         width = len(weight) // 2 if act else len(weight)
         out = torch.empty((len(x), width), dtype=dtype or x.dtype, device=x.device)
@@ -72,26 +82,37 @@ def counters_of(tile: Tile | None, num_out: int, num_rows: int) -> int:
     return -(-num_out // tile.block_n) if isinstance(tile, SplitK) else 0
 
 
-class OwnFp8Products:
-    """The same in FP8, where rows of x and outputs have scales.  rounding: of x."""
+class OwnByteProducts:
+    """The same of bytes, FP8 or INT8, where rows of x and outputs have scales.  rounding: of x."""
 
     def __init__(self, weight: Tensor, choices: Choices, rounding: Rounding = BY_ROWS) -> None:
         self.products = OwnProducts(weight, choices)
         self.rounding = rounding
 
     def __call__(
-        self, x: Tensor | Rounded, weight: Tensor, weight_scale: Tensor, *, bias: Tensor | None = None
+        self,
+        x: Tensor | Rounded,
+        weight: Tensor,
+        weight_scale: Tensor,
+        *,
+        bias: Tensor | None = None,
+        act: str | None = None,
     ) -> Tensor | None:
-        """x [M, K], rounded or not -> [M, N] in its dtype, or None where the library is no slower."""
+        """x [M, K], rounded or not -> [M, N] in its dtype, or None where the library is no slower.
+
+        act: gate the product, which makes it [M, N / 2]; only a GEMV does.
+        """
         tile = self.products.tile(len(x.values if isinstance(x, Rounded) else x))
-        if tile is None:
+        if tile is None or (act and not isinstance(tile, Gemv)):
+            return None
+        if isinstance(tile, Gemv) and (weight.shape[1] % LANES or (act and len(weight) % 2)):
             return None
         group = self.rounding.group
         if isinstance(tile, Gemv) and group is None:
-            return fp8_gemv(x, weight, weight_scale, tile, self.rounding, bias=bias)
+            return bytes_gemv(x, weight, weight_scale, tile, self.rounding, bias=bias, act=act)
         rounded = x if isinstance(x, Rounded) else round_rows(x, self.rounding)
         if isinstance(tile, Gemv):
-            return fp8_gemv(rounded, weight, weight_scale, tile, self.rounding, bias=bias)
+            return bytes_gemv(rounded, weight, weight_scale, tile, self.rounding, bias=bias, act=act)
         scales = Scales(weight_scale, rounded.scales, group)
         return self.products(rounded.values, weight, bias=bias, scales=scales, dtype=rounded.dtype)
 
@@ -101,6 +122,6 @@ def choices_for(weight: Tensor, group: int | None = None) -> Choices:
     num_out, num_in = weight.shape
     name, room = torch.cuda.get_device_name(weight.device), num_multiprocessors(weight.device)
     hopper = room if is_hopper(weight.device) else 0
-    bits = 8 * weight.itemsize
-    chosen = choose(num_out, num_in, bits=bits, group=group, device_name=name, hopper=hopper)
+    how = {"bits": 8 * weight.itemsize, "group": group, "integers": weight.dtype == torch.int8}
+    chosen = choose(num_out, num_in, **how, device_name=name, hopper=hopper)
     return {rows: fitted(tile, rows, num_out, room) for rows, tile in chosen.items()}

@@ -19,8 +19,8 @@ from torch import Tensor
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.fp8_cache import limit_of
 from pellucid.kernels.language import tl, triton
-from pellucid.kernels.quantize_fp8 import saturated
 from pellucid.kernels.rms_norm import rms_norm_ref
+from pellucid.kernels.round_rows import saturated
 
 FEW_TOKENS = 16  # up to here heads are spread over more programs, for latency
 

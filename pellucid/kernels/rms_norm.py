@@ -20,9 +20,8 @@ from torch.nn import functional as F
 
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.language import tl, triton
-from pellucid.kernels.quantize_fp8 import (
+from pellucid.kernels.round_rows import (
     BY_ROWS,
-    FP8,
     Rounded,
     Rounding,
     round_groups,
@@ -69,7 +68,7 @@ def add_rms_norm(
     return stream if out is None else out, stream
 
 
-def add_rms_norm_fp8(
+def add_rms_norm_rounded(
     x: Tensor,
     residual: Tensor | None,
     weight: Tensor,
@@ -77,8 +76,8 @@ def add_rms_norm_fp8(
     rounding: Rounding = BY_ROWS,
     post: Post = NO_POST,
 ) -> tuple[Rounded, Tensor]:
-    """The same, and what is normalized is rounded again, to FP8, as a product behind wants it."""
-    out = torch.empty(x.shape, dtype=FP8, device=x.device)
+    """The same, and what is normalized is rounded again, to a byte, as a product behind wants it."""
+    out = torch.empty(x.shape, dtype=rounding.dtype, device=x.device)
     scales = rounding.scales_for(x, x.shape[1])
     stream = launch(x, residual, weight, eps, out, scales, rounding, post)
     return Rounded(out, scales, x.dtype), stream
@@ -158,7 +157,7 @@ def posted(x: Tensor, post: Post) -> Tensor:
     return x if post.scale == 1.0 else x * post.scale
 
 
-def add_rms_norm_fp8_ref(
+def add_rms_norm_rounded_ref(
     x: Tensor,
     residual: Tensor | None,
     weight: Tensor,
@@ -166,7 +165,7 @@ def add_rms_norm_fp8_ref(
     rounding: Rounding = BY_ROWS,
     post: Post = NO_POST,
 ) -> tuple[Rounded, Tensor]:
-    """add_rms_norm_fp8 in plain torch."""
+    """add_rms_norm_rounded in plain torch."""
     normalized, stream = add_rms_norm_ref(x, residual, weight, eps, post)
     return round_rows_ref(normalized, rounding), stream
 
@@ -193,8 +192,8 @@ def add_rms_norm_kernel(
     stream_ptr,
     weight_ptr,  # or None: the sum is not normalized
     out_ptr,
-    scales_ptr,  # [G, T], or None: `out` is not FP8
-    static_ptr,  # see quantize_fp8_kernel
+    scales_ptr,  # [G, T], or None: `out` is not of bytes
+    static_ptr,  # see round_rows_kernel
     post_ptr,  # or None: x is added as it is
     eps,
     post_eps,

@@ -1,13 +1,14 @@
 # A kernel has an argument for each pointer, stride and constant, and its checker is Triton's compiler.
 # ruff: noqa: PLR0913, PLR0917
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
+# pyright: reportAssignmentType=false
 """The product with a matrix of FP8 or INT8 weights and their scales, for any number of rows.
 
 Scales of whole rows are multiplied in last.  Those that change along the summed axis cannot wait until then:
 each block of inputs is summed, scaled, and added in float32 (DeepSeek-V3, arXiv:2412.19437, section 3.3).
-Activations are FP8 with scales of their own, or plain.  For plain ones weights are widened to their type tile
-by tile in registers, exactly, so that memory is read a byte a weight; FP8 weights are widened by moving bits,
-since GPUs before compute capability 8.9 have no instruction for it.
+Activations are FP8 or INT8 with scales of their own, or plain.  For plain ones weights are widened to their
+type tile by tile in registers, exactly, so that memory is read a byte a weight; FP8 weights are widened by
+moving bits, since GPUs before compute capability 8.9 have no instruction for it.
 
 Legend: T tokens, N outputs, K inputs, G blocks of inputs.
 """
@@ -31,14 +32,16 @@ def scaled_matmul(
 ) -> Tensor:
     """x [T, K] times weight [N, K] transposed -> [T, N] of `dtype`.
 
-    x: FP8 with scales x_scale, float32 [T, G], or plain numbers and None.  weight: FP8, or INT8 for plain x,
-    with float32 weight_scale [N, G].  block: inputs that share a scale; G is 1 if that is all of them.
+    x: FP8 or INT8 with scales x_scale, float32 [T, G], or plain numbers and None.  weight: FP8 or INT8, the
+    same as x if that is rounded, with float32 weight_scale [N, G].  block: inputs that share a scale; G is 1
+    if that is all of them, as it must be where INT8 is multiplied with INT8.
     """
     num_tokens, num_inputs = x.shape
     num_outputs, num_blocks = weight_scale.shape
     assert weight.shape == (num_outputs, num_inputs) and num_blocks == triton.cdiv(num_inputs, block)
     assert x_scale is None or x_scale.shape == (num_tokens, num_blocks), x_scale.shape
     assert (x.dtype == weight.dtype) == (x_scale is not None), (x.dtype, weight.dtype)
+    assert x.dtype != torch.int8 or num_blocks == 1, "sums of integers are exact and have one scale"
     x, weight = x.contiguous(), weight.contiguous()
     x_scale = None if x_scale is None else x_scale.t().contiguous()  # as `Rounded` has it
     out = torch.empty(num_tokens, num_outputs, dtype=dtype, device=x.device)
@@ -141,7 +144,8 @@ def scaled_matmul_kernel(
     row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     lane = tl.arange(0, STEP)
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    SUMS: tl.constexpr = tl.int32 if x_ptr.dtype.element_ty == tl.int8 else tl.float32
+    total = tl.zeros((ROWS, COLUMNS), SUMS)
     for index in range(BLOCKS * STEPS):
         block, begin = index // STEPS, index % STEPS * STEP
         start = block * BLOCK + begin
@@ -155,7 +159,7 @@ def scaled_matmul_kernel(
         if x_scale_ptr is None:
             product = tl.dot(x, widened(weight, x.dtype), input_precision="ieee")
         else:
-            product = tl.dot(x, weight)
+            product = tl.dot(x, weight, out_dtype=SUMS)
         if BLOCKS > 1:
             scale = tl.load(weight_scale_ptr + column * BLOCKS + block, mask=column < N, other=0.0)[None, :]
             if x_scale_ptr is not None:
@@ -163,6 +167,7 @@ def scaled_matmul_kernel(
                 scale = x_scale[:, None] * scale
             product = product * scale
         total += product
+    total = total.to(tl.float32)
     if BLOCKS == 1:
         total *= tl.load(weight_scale_ptr + column, mask=column < N, other=0.0)[None, :]
         if x_scale_ptr is not None:

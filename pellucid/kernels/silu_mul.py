@@ -22,18 +22,18 @@ from torch.nn import functional as F
 
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.language import tl, triton
-from pellucid.kernels.quantize_fp8 import (
+from pellucid.kernels.round_rows import (
     BY_ROWS,
-    FP8,
     Rounded,
     Rounding,
     cut,
-    fp8_scale,
     inverse_of,
     round_groups,
     round_rows_ref,
+    scale_of,
+    size_of,
     store_scales,
-    to_fp8,
+    to_byte,
     warps_for,
 )
 
@@ -56,17 +56,17 @@ def silu_mul(gate_up: Tensor, act: str = "silu") -> Tensor:
     return out
 
 
-def silu_mul_fp8(gate_up: Tensor, act: str = "silu", rounding: Rounding = BY_ROWS) -> Rounded:
-    """The same, rounded again, to FP8, as a product behind wants it."""
+def silu_mul_rounded(gate_up: Tensor, act: str = "silu", rounding: Rounding = BY_ROWS) -> Rounded:
+    """The same, rounded again, to a byte, as a product behind wants it."""
     num_tokens, hidden = len(gate_up), gate_up.shape[1] // 2
-    out = torch.empty((num_tokens, hidden), dtype=FP8, device=gate_up.device)
+    out = torch.empty((num_tokens, hidden), dtype=rounding.dtype, device=gate_up.device)
     scales = rounding.scales_for(gate_up, hidden)
     if rounding.group or rounding.static is not None:
         launch(gate_up, act, out, scales, rounding)
     elif num_tokens:
         assert gate_up.stride(1) == 1, gate_up.stride()
         parts, part = cut(hidden)
-        silu_mul_fp8_kernel[(num_tokens,)](
+        silu_mul_rounded_kernel[(num_tokens,)](
             gate_up,
             out,
             scales,
@@ -108,8 +108,8 @@ def silu_mul_ref(gate_up: Tensor, act: str = "silu") -> Tensor:
     return ACTIVATIONS[act](gate) * up
 
 
-def silu_mul_fp8_ref(gate_up: Tensor, act: str = "silu", rounding: Rounding = BY_ROWS) -> Rounded:
-    """silu_mul_fp8 in plain torch."""
+def silu_mul_rounded_ref(gate_up: Tensor, act: str = "silu", rounding: Rounding = BY_ROWS) -> Rounded:
+    """silu_mul_rounded in plain torch."""
     return round_rows_ref(silu_mul_ref(gate_up, act), rounding)
 
 
@@ -148,8 +148,8 @@ def gate_at(at, inside, HIDDEN: tl.constexpr, ACT: tl.constexpr):
 def silu_mul_kernel(
     gate_up_ptr,
     out_ptr,
-    scales_ptr,  # None: `out` is not FP8
-    static_ptr,  # see quantize_fp8_kernel
+    scales_ptr,  # None: `out` is not of bytes
+    static_ptr,  # see round_rows_kernel
     gate_up_stride,
     HIDDEN: tl.constexpr,
     ACT: tl.constexpr,
@@ -173,7 +173,7 @@ def silu_mul_kernel(
 
 
 @triton.jit
-def silu_mul_fp8_kernel(
+def silu_mul_rounded_kernel(
     gate_up_ptr,
     out_ptr,
     scales_ptr,
@@ -188,18 +188,19 @@ def silu_mul_fp8_kernel(
     let_next_start(DEPENDENT)
     wait(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
+    TYPE: tl.constexpr = out_ptr.dtype.element_ty
     lane = tl.arange(0, PART)
     products = ()
     largest = tl.zeros((PART,), tl.float32)
     for i in tl.static_range(PARTS):
         feature = i * PART + lane
         product = gate_at(gate_up_ptr + token * gate_up_stride + feature, feature < HIDDEN, HIDDEN, ACT)
-        largest = tl.maximum(largest, tl.abs(product.to(tl.float32)))
+        largest = tl.maximum(largest, size_of(product.to(tl.float32), TYPE))
         products = products + (product,)
-    scale = fp8_scale(tl.max(largest, 0))
+    scale = scale_of(tl.max(largest, 0), TYPE)
     inverse = inverse_of(scale)
     for i in tl.static_range(PARTS):
         feature = i * PART + lane
-        y = to_fp8(products[i].to(tl.float32), inverse, out_ptr.dtype.element_ty)
+        y = to_byte(products[i].to(tl.float32), inverse, TYPE)
         tl.store(out_ptr + token * HIDDEN + feature, y, mask=feature < HIDDEN)
     tl.store(scales_ptr + token, scale)

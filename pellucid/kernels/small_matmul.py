@@ -6,7 +6,8 @@
 
 Sums are float32.  How a row is summed up depends on the tile alone, neither on the other rows' values nor on
 their number, so rows computed with one tile have the same bits in any company.  Split-K multiplies FP8 (e4m3)
-with FP8, too, with scales of rows and outputs, or of each of their groups; fp8_gemv.py has the GEMV.  Of sums
+with FP8, too, with scales of rows and outputs, or of each of their groups, and INT8 with INT8, whose sums are
+exact; bytes_gemv.py has the GEMV.  Of sums
 of FP8 products tensor cores keep about 14 bits, so those of a tile are then scaled, where there are groups,
 and added up in float32.
 A gated product computes act(gate) * up of a W = [gate; up], in whose stead no gate has to be launched.
@@ -46,7 +47,7 @@ copy_ahead = getattr(async_copy, "async_load", None) or async_copy.async_copy_gl
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """What an FP8 product is multiplied with, float32.
+    """What a product of bytes is multiplied with, float32.
 
     group: inputs that share a scale, a power of two from 32 on; None: all of them.
     """
@@ -70,7 +71,7 @@ def small_matmul(
     """Write x [M, K] W[N, K]^T, times scales, plus bias [N], to out [M, N], its result.
 
     Up to 4 rows with a Gemv, for weights whose rows are whole 16 bytes; up to 256 with a SplitK.  scales:
-    where x and W are FP8, then with a SplitK.  act: an activation of silu_mul.py; of the sum [gate | up],
+    where x and W are bytes, then with a SplitK.  act: an activation of silu_mul.py; of the sum [gate | up],
     rounded to out's dtype, act(gate) * up goes to out [M, N / 2].  arrivals: at least ceil(N / block_n) int32
     zeros, needed where the inputs are split, and zeros again afterwards; two products on them must not
     overlap.
@@ -83,6 +84,7 @@ def small_matmul(
     assert x.stride(1) == 1 and weight.is_contiguous() and out.is_contiguous()
     assert scales is None or (x.itemsize == weight.itemsize == 1 and isinstance(tile, SplitK)), tile
     assert act is None or (num_out % 2 == 0 and tile.block_n % 2 == 0), (num_out, tile)
+    assert x.dtype != torch.int8 or (scales is not None and scales.group is None), "scales are of rows"
     grid_n = triton.cdiv(num_out, tile.block_n)
     operands = (x, weight, bias, out)
     sizes = (num_rows, num_out, num_in, x.stride(0))
@@ -114,7 +116,7 @@ def small_matmul(
     if tile.splits > 1:
         assert arrivals is not None and len(arrivals) >= grid_n, "arrivals: one for each block of outputs"
         partial = torch.empty(
-            (grid_n, tile.splits, tile.block_n, padded), dtype=torch.float32, device=x.device
+            (grid_n, tile.splits, tile.block_n, padded), dtype=type_of_sums(x), device=x.device
         )
     split_k_kernel[(grid_n, tile.splits)](
         *operands,
@@ -133,6 +135,11 @@ def small_matmul(
         **dependent(),
     )
     return out
+
+
+def type_of_sums(x: Tensor) -> torch.dtype:
+    """Of products with rows x."""
+    return torch.int32 if x.dtype == torch.int8 else torch.float32
 
 
 def small_matmul_ref(
@@ -331,7 +338,8 @@ def split_k_kernel(
     # W stands on the left: its rows are many enough for the tensor cores' tile, those of x are not.
     x_at = x_ptr + row[None, :] * x_stride + k[:, None]
     w_at = w_rows + k[None, :]
-    y = tl.zeros((BLOCK_N, ROWS), tl.float32)
+    SUMS: tl.constexpr = tl.int32 if x_ptr.dtype.element_ty == tl.int8 else tl.float32
+    y = tl.zeros((BLOCK_N, ROWS), SUMS)
     if GROUP is not None:
         num_groups = tl.cdiv(num_in, GROUP)
         w_scale_at = weight_scale_ptr + output_of(column, num_out, ACT) * num_groups
@@ -349,6 +357,8 @@ def split_k_kernel(
             next_w_scale = tl.load(w_scale_at + group, mask=column < num_out, other=0.0)
             y += tl.dot(w, x) * x_scale[None, :] * w_scale[:, None]
             x_scale, w_scale = next_x_scale, next_w_scale
+        elif x.dtype == tl.int8:
+            y = tl.dot(w, x, y, out_dtype=tl.int32)
         elif x.dtype.primitive_bitwidth == 8:
             y = tl.dot(w, x, y, max_num_imprecise_acc=BLOCK_K)
         else:
@@ -363,11 +373,11 @@ def split_k_kernel(
         if tl.atomic_add(arrivals_ptr + block, 1, sem="acq_rel") < num_splits - 1:
             return
         tl.store(arrivals_ptr + block, 0)
-        y = tl.zeros((BLOCK_N, ROWS), tl.float32)
+        y = tl.zeros((BLOCK_N, ROWS), SUMS)
         for i in range(num_splits):
             y += tl.load(partials + i * BLOCK_N * ROWS, cache_modifier=".cg")
     store_result(
-        y.T,
+        y.to(tl.float32).T,
         row[:, None],
         block * BLOCK_N,
         num_rows,

@@ -2,7 +2,7 @@
 
 A table is a JSON file: `devices`, the names (or their beginnings) of the GPUs it is for, and `choices`, for
 weights of a kind and a shape "NxK", what is best up to so many rows.  Kinds are "16", bits of a weight, "8",
-and "8/128" where so many inputs share a scale.  A file in the user's cache
+"8/128" where so many inputs share a scale, and "int8" where bytes are integers.  A file in the user's cache
 folder, written by benchmarks/tune_matmul.py, comes before the package's.  Needs neither torch nor Triton.
 
 Legend: M rows, N outputs, K inputs.
@@ -95,19 +95,30 @@ def from_words(words: Iterable[str | int]) -> Tile | None:
 
 
 def choose(
-    num_out: int, num_in: int, *, bits: int, group: int | None = None, device_name: str, hopper: int = 0
+    num_out: int,
+    num_in: int,
+    *,
+    bits: int,
+    group: int | None = None,
+    integers: bool = False,
+    device_name: str,
+    hopper: int = 0,
 ) -> Choices:
     """The measured choices for such weights on such a device, or else those of a rule of thumb.
 
-    bits: of a weight, 16 or 8.  group: inputs that share a scale, if not all do.  hopper: multiprocessors, if
-    it is one.  More rows than any choice has are the library's, or the last one's if it is for over MAX_ROWS.
+    bits: of a weight, 16 or 8.  group: inputs that share a scale, if not all do.  integers: bytes are INT8,
+    which no library is asked for.  hopper: multiprocessors, if it is one.  More rows than any choice has are
+    the library's, or the last one's if it is for over MAX_ROWS.
     """
-    case = kind_of(bits, group), num_out, num_in
+    case = kind_of(bits, group, integers=integers), num_out, num_in
     for folder in (user_folder(), PACKAGED):
         for devices, table in tables(folder):
             if device_name.startswith(devices) and (measured := table.get(case)):
                 return measured
-    return rule_of_thumb(num_out, num_in, bits, group=group, hopper=hopper)
+    chosen = rule_of_thumb(num_out, num_in, bits, group=group, hopper=hopper)
+    if integers and hopper and num_out % 16 == num_in % 16 == 0:
+        chosen |= {rows: quickest_ring(num_out, rows, hopper) for rows in (128, 256, 512, 1024, MANY_ROWS)}
+    return chosen
 
 
 def takes_groups(tile: Wgmma, group: int) -> bool:
@@ -115,8 +126,10 @@ def takes_groups(tile: Wgmma, group: int) -> bool:
     return group % 128 == 0 and tile.rows <= (128 if tile.block_n <= 128 else 64)
 
 
-def kind_of(bits: int, group: int | None) -> str:
+def kind_of(bits: int, group: int | None, *, integers: bool = False) -> str:
     """As tables call weights of so many bits."""
+    if integers:
+        return f"int{bits}"
     return f"{bits}/{group}" if group else f"{bits}"
 
 
@@ -189,6 +202,23 @@ def widest_ring(num_out: int, num_in: int, num_rows: int, bits: int, num_multipr
     num_steps = max(4, -(-num_in * bits // (1024 * splits)))
     stages = RING_BYTES // (1 if blocks <= num_multiprocessors else 2) // (128 * (width + rows))
     return Wgmma(width, rows, splits, min(stages, num_steps))
+
+
+RINGS = (Wgmma(64, 128, 1, 8), Wgmma(128, 128, 1, 6), Wgmma(128, 256, 1, 4), Wgmma(192, 256, 1, 4))
+
+
+def quickest_ring(num_out: int, num_rows: int, num_multiprocessors: int) -> Wgmma:
+    """For more rows of bytes: whose rounds of programs end first.
+
+    A program of small tiles takes as long as its operands do, of which 75 a clock of the tensor cores come.
+    """
+
+    def cost(tile: Wgmma) -> int:
+        programs = -(-num_rows // tile.rows) * -(-num_out // tile.block_n)
+        step = max(tile.block_n * tile.rows, 75 * (tile.block_n + tile.rows))
+        return -(-programs // num_multiprocessors) * step
+
+    return min(RINGS, key=cost)
 
 
 def power_of_two(n: int) -> int:

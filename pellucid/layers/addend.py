@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from pellucid.dist.collectives import ALONE, Group
 from pellucid.forward import ForwardInput
-from pellucid.kernels.quantize_fp8 import Rounded
 from pellucid.kernels.rms_norm import NO_POST, Post
+from pellucid.kernels.round_rows import Rounded
 from pellucid.layers.linear import Linear
 
 if TYPE_CHECKING:

@@ -17,23 +17,23 @@ from pellucid.kernels.cap_logits import cap_logits, cap_logits_ref
 from pellucid.kernels.experts import mix_experts, mix_experts_ref
 from pellucid.kernels.language import has_triton
 from pellucid.kernels.packed_experts import mix_packed, mix_packed_ref
-from pellucid.kernels.quantize_fp8 import Rounded, Rounding
 from pellucid.kernels.rms_norm import (
     NO_POST,
     Post,
     add_rms_norm,
-    add_rms_norm_fp8,
-    add_rms_norm_fp8_ref,
     add_rms_norm_ref,
+    add_rms_norm_rounded,
+    add_rms_norm_rounded_ref,
     posted,
 )
+from pellucid.kernels.round_rows import Rounded, Rounding
 from pellucid.kernels.routing import Chosen, route, route_ref, wide_logits, wide_logits_ref
-from pellucid.kernels.silu_mul import silu_mul, silu_mul_fp8, silu_mul_fp8_ref, silu_mul_ref
+from pellucid.kernels.silu_mul import silu_mul, silu_mul_ref, silu_mul_rounded, silu_mul_rounded_ref
 from pellucid.native import between
 from pellucid.native.library import library
 
 AddNorm = Callable[[Tensor, Tensor | None, Tensor | None, float, Post], tuple[Tensor, Tensor]]
-AddNormFp8 = Callable[[Tensor, Tensor | None, Tensor, float, Rounding, Post], tuple[Rounded, Tensor]]
+AddNormRounded = Callable[[Tensor, Tensor | None, Tensor, float, Rounding, Post], tuple[Rounded, Tensor]]
 CapLogits = Callable[[Tensor, float, float | None], Tensor]
 
 
@@ -43,8 +43,8 @@ class Leaf:
 
     add_norm: AddNorm  # see add_rms_norm
     gated: Callable[[Tensor, str], Tensor]  # see silu_mul
-    add_norm_fp8: AddNormFp8
-    gated_fp8: Callable[[Tensor, str, Rounding], Rounded]
+    add_norm_rounded: AddNormRounded
+    gated_rounded: Callable[[Tensor, str, Rounding], Rounded]
     route: Callable[..., Chosen]  # see route
     wide_logits: Callable[[Tensor, Tensor], Tensor]
     mix: Callable[..., Tensor]  # see mix_experts
@@ -70,8 +70,8 @@ def gated_native(gate_up: Tensor, act: str = "silu") -> Tensor:
 PLAIN = Leaf(
     add_rms_norm_ref,
     silu_mul_ref,
-    add_rms_norm_fp8_ref,
-    silu_mul_fp8_ref,
+    add_rms_norm_rounded_ref,
+    silu_mul_rounded_ref,
     route_ref,
     wide_logits_ref,
     mix_experts_ref,
@@ -82,8 +82,8 @@ NATIVE = replace(PLAIN, add_norm=add_norm_native, gated=gated_native)
 FUSED = Leaf(
     add_rms_norm,
     silu_mul,
-    add_rms_norm_fp8,
-    silu_mul_fp8,
+    add_rms_norm_rounded,
+    silu_mul_rounded,
     route,
     wide_logits,
     mix_experts,

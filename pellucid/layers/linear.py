@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pellucid.forward import ForwardInput
-from pellucid.kernels.quantize_fp8 import Rounded, Rounding
+from pellucid.kernels.round_rows import Rounded, Rounding
 from pellucid.layers.weight import Weight
 from pellucid.lora.bank import LoraBank
 from pellucid.quant.base import Gates, LinearMethod, LinearShape, TakesRounded, Widens, choose_product
@@ -55,7 +55,7 @@ class Linear(nn.Module):
 
     @property
     def rounding(self) -> Callable[[], Rounding] | None:
-        """How rows may be rounded to FP8 already, known once weights are loaded; None: they may not.
+        """How rows may be rounded to bytes already, known once weights are loaded; None: they may not.
 
         Adapters take them as they were.
         """
@@ -102,7 +102,8 @@ class Linear(nn.Module):
     def gated(self, x: Tensor | Rounded, act: str, fwd: ForwardInput) -> Tensor | None:
         """act(gate) * up of this layer's [gate | up], or None where that takes a pass of its own."""
         if isinstance(x, Rounded):
-            return None
+            assert isinstance(self.method, TakesRounded), self.method
+            return self.method.gate_rounded(self, x, act)
         adapters = None if self.lora is None else fwd.adapters_of(x)
         if self.lora is not None and adapters is not None:
             if self._widens(self.lora, x):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from pellucid.forward import ForwardInput
-from pellucid.kernels.quantize_fp8 import Rounded
+from pellucid.kernels.round_rows import Rounded
 from pellucid.layers.activation import Act
 from pellucid.layers.addend import Addend, Adding
 from pellucid.layers.leaf import Leaf
@@ -38,4 +38,4 @@ class GatedMLP(nn.Module):
     def _gate(self, gate_up: Tensor) -> Tensor | Rounded:
         if self.rounding is None:
             return self.leaf.gated(gate_up, self.act)
-        return self.leaf.gated_fp8(gate_up, self.act, self.rounding())
+        return self.leaf.gated_rounded(gate_up, self.act, self.rounding())

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from pellucid.kernels.all_reduce import sum_add_rms_norm
-from pellucid.kernels.quantize_fp8 import Rounded, Rounding
 from pellucid.kernels.rms_norm import NO_POST
+from pellucid.kernels.round_rows import Rounded, Rounding
 from pellucid.layers.addend import Addend
 from pellucid.layers.leaf import Leaf
 from pellucid.layers.linear import Linear, Unmerged
@@ -96,4 +96,4 @@ def add_norm(
         x = x.sum()
     if rounding is None or weight is None:
         return leaf.add_norm(x, residual, weight, eps, post)
-    return leaf.add_norm_fp8(x, residual, weight, eps, rounding(), post)
+    return leaf.add_norm_rounded(x, residual, weight, eps, rounding(), post)

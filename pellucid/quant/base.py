@@ -16,7 +16,7 @@ from pellucid.forward import ForwardInput
 from pellucid.kernels.embedding import CodedTable
 from pellucid.kernels.experts import ExpertWeights, Gating, More
 from pellucid.kernels.packed_experts import PackedExperts
-from pellucid.kernels.quantize_fp8 import Rounded, Rounding
+from pellucid.kernels.round_rows import Rounded, Rounding
 from pellucid.kernels.routing import Chosen
 from pellucid.platform import Platform, platform_of
 
@@ -380,7 +380,7 @@ class Gates(Protocol):
 
 @runtime_checkable
 class TakesRounded(Protocol):
-    """A method that may multiply rows rounded to FP8."""
+    """A method that may multiply rows rounded to bytes, FP8 or INT8."""
 
     def takes_rounded(self, shape: LinearShape) -> bool:
         """Whether it rounds the activations of such a layer: then who computes them may do so."""
@@ -392,6 +392,13 @@ class TakesRounded(Protocol):
 
     def apply_rounded(self, layer: LinearLayer, x: Rounded) -> Tensor:
         """What `apply` gives for rows that are not rounded yet."""
+        ...
+
+    def gate_rounded(self, layer: LinearLayer, x: Rounded, act: str) -> Tensor | None:
+        """act(gate) * up of the [gate | up] that `apply_rounded` gives.
+
+        None: for so many rows that takes a pass of its own.
+        """
         ...
 
 

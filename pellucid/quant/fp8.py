@@ -1,6 +1,6 @@
 """FP8 weights (E4M3) and FP8 activations: quantized while plain weights load, or stored so by other tools.
 
-Here is what checkpoints say and where their tensors go; `fp8_product.py` has the arithmetic.
+Here is what checkpoints say and where their tensors go; `bytes_product.py` has the arithmetic.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from pellucid.forward import ForwardInput
-from pellucid.kernels.quantize_fp8 import (
+from pellucid.kernels.round_rows import (
     BY_ROWS,
     FP8,
     Rounded,
     Rounding,
     may_be_shared,
-    quantize_fp8_ref,
+    rounded_bytes_ref,
 )
 from pellucid.platform import Platform
 from pellucid.quant.base import (
@@ -35,7 +35,7 @@ from pellucid.quant.base import (
     matrix,
     slice_of,
 )
-from pellucid.quant.fp8_product import Fp8Product
+from pellucid.quant.bytes_product import BytesProduct
 from pellucid.quant.products import Product, fp8_product
 from pellucid.quant.rounding import in_slices
 from pellucid.quant.tables import rows_in
@@ -64,7 +64,7 @@ class Fp8:
     def __init__(self, format: Fp8Format) -> None:
         self.format = format
         self._choice: Product | None = None
-        self._product: Fp8Product | None = None
+        self._product: BytesProduct | None = None
 
     def choose(self, shape: LinearShape, platform: Platform) -> Product:
         is_static = self.format.activations == "static"
@@ -84,10 +84,7 @@ class Fp8:
             ),
         }
         if self.format.activations == "static":
-            parts = (len(shape.out_partitions),)
-            params["input_scale"] = ParamSpec(
-                shape=parts, dtype=torch.float32, place=ScalarPerPart(), fill="near_one"
-            )
+            params["input_scale"] = scale_of_inputs(shape)
         return params
 
     def finish(self, layer: LinearLayer) -> None:
@@ -97,7 +94,8 @@ class Fp8:
         static = layer.param("input_scale").max() if self.format.activations == "static" else None
         assert self._choice is not None, "choose() was not called"
         block = self._block(layer.shape)
-        self._product = Fp8Product(layer, weight, scale, self._choice, block=block, static=static)
+        rounding = Rounding(None if block == layer.shape.in_features else block, static)
+        self._product = BytesProduct(layer, weight, scale, self._choice, rounding)
 
     def apply(self, layer: LinearLayer, x: Tensor, fwd: ForwardInput | None) -> Tensor:
         assert self._product is not None, "finish() was not called after loading"
@@ -114,6 +112,10 @@ class Fp8:
     def apply_rounded(self, layer: LinearLayer, x: Rounded) -> Tensor:
         assert self._product is not None, "finish() was not called after loading"
         return self._product.of_rounded(layer, x)
+
+    def gate_rounded(self, layer: LinearLayer, x: Rounded, act: str) -> Tensor | None:
+        assert self._product is not None, "finish() was not called after loading"
+        return self._product.few(x, layer, act)
 
     def _block(self, shape: LinearShape) -> int:
         return inputs_of(shape, self.format.block)
@@ -174,13 +176,19 @@ def inputs_of(shape: LinearShape, block: Block | None) -> int:
     return cut
 
 
+def scale_of_inputs(shape: LinearShape) -> ParamSpec:
+    """What a checkpoint has of static activations: one scale for each matrix that is merged."""
+    parts = (len(shape.out_partitions),)
+    return ParamSpec(shape=parts, dtype=torch.float32, place=ScalarPerPart(), fill="near_one")
+
+
 class QuantizedWhenLoaded:
     """Plain weights that become FP8 once they are loaded, with a scale for each output."""
 
     def __init__(self) -> None:
         self.table: HoldsCodes | None = None
         self._choice: Product | None = None
-        self._product: Fp8Product | None = None
+        self._product: BytesProduct | None = None
 
     def choose(self, shape: LinearShape, platform: Platform) -> Product:
         self._choice = fp8_product(shape, platform, block=shape.in_features)
@@ -192,9 +200,9 @@ class QuantizedWhenLoaded:
     def finish(self, layer: LinearLayer) -> None:
         weight = layer.param("weight")
         shared = rows_in(self.table, FP8)
-        rounded, scale = shared or in_slices(weight, lambda rows: quantize_fp8_ref(rows, rows.shape[1]))
+        rounded, scale = shared or in_slices(weight, lambda rows: rounded_bytes_ref(rows, rows.shape[1]))
         assert self._choice is not None, "choose() was not called"
-        self._product = Fp8Product(layer, rounded, scale, self._choice, block=weight.shape[1])
+        self._product = BytesProduct(layer, rounded, scale, self._choice, BY_ROWS)
 
     def apply(self, layer: LinearLayer, x: Tensor, fwd: ForwardInput | None) -> Tensor:
         assert self._product is not None, "finish() was not called after loading"
@@ -210,3 +218,7 @@ class QuantizedWhenLoaded:
     def apply_rounded(self, layer: LinearLayer, x: Rounded) -> Tensor:
         assert self._product is not None, "finish() was not called after loading"
         return self._product.of_rounded(layer, x)
+
+    def gate_rounded(self, layer: LinearLayer, x: Rounded, act: str) -> Tensor | None:
+        assert self._product is not None, "finish() was not called after loading"
+        return self._product.few(x, layer, act)

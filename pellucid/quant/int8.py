@@ -1,27 +1,36 @@
-"""INT8 weights with a scale for each output, stored so or made as plain weights load; activations stay plain.
+"""INT8 weights with a scale for each output, stored so or made as plain weights load.
 
-On a GPU a kernel widens weights in registers, so memory is read a byte a weight.  On a CPU the product is of
-integers, packed once for it, and yet loses nothing of the activations: they are rounded to 16 bits, of the
-token's largest, and the two bytes are two rows of the same product.  Sums of integers are exact, so a token's
-result does not depend on which others are computed with it.
+On a GPU activations are rounded to INT8, too, where a checkpoint says so (`bytes_product.py`); others stay as
+they are, and kernels unpack the weights in registers (`packed.py`).  On a CPU the product is of integers,
+packed once for it, and yet loses nothing of the activations: they are rounded to 16 bits, of the token's
+largest, and the two bytes are two rows of the same product.  Sums of integers are exact, so a token's result
+does not depend on which others are computed with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate, pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from pellucid.forward import ForwardInput
+from pellucid.kernels.packed_weight import GroupCodes
+from pellucid.kernels.round_rows import Rounded, Rounding
 from pellucid.kernels.scaled_matmul import scaled_matmul
 from pellucid.native.library import library, serves
 from pellucid.native.matrix import NativeMatrix, in_int8
 from pellucid.platform import Platform
 from pellucid.quant.base import HoldsCodes, LinearLayer, LinearShape, ParamSpec, kept_in_bytes, matrix
-from pellucid.quant.fp8 import OutputScales
+from pellucid.quant.bytes_product import BytesProduct
+from pellucid.quant.codes import ROW, S8, Codes, Scales
+from pellucid.quant.fp8 import OutputScales, scale_of_inputs
+from pellucid.quant.packed import Gates, Multiply, group_codes, product_of
 from pellucid.quant.products import Multiplier, Product, int8_product
 from pellucid.quant.rounding import in_slices
 from pellucid.quant.tables import rows_in
@@ -32,37 +41,59 @@ LARGEST = 127 * 256  # of 16-bit activations: its upper byte, rounded, is 127
 ZERO = 128  # what stands for 0 in an unsigned byte
 SMALLEST = 1e-30  # of a token's largest activation: a token of zeros has a scale, too
 
-Multiply = Callable[[Tensor], Tensor]  # x [T, K] -> [T, N]
+
+@dataclass(frozen=True, slots=True)
+class Int8Format:
+    """How a checkpoint stores its INT8 matrices.
+
+    activations: how GPUs are to round them to INT8; plain ones stay as they are, as they do on a CPU.
+    """
+
+    activations: Literal["plain", "dynamic", "static"] = "plain"
 
 
 class Int8:
-    """One matrix [out, in] of INT8 and a scale for each row.  is_stored: the checkpoint has them."""
+    """One matrix [out, in] of INT8 and a scale for each row.  stored: the checkpoint has them."""
 
-    def __init__(self, *, is_stored: bool = False) -> None:
-        self._is_stored = is_stored
+    def __init__(self, stored: Int8Format | None = None) -> None:
+        self.stored = stored
+        self.activations = "plain" if stored is None else stored.activations
         self.table: HoldsCodes | None = None
         self._choice: Product | None = None
         self._multiply: Multiply | None = None
         self._native: NativeMatrix | None = None  # in the stead of it
+        self._rounded: BytesProduct | None = None  # or this
 
     def choose(self, shape: LinearShape, platform: Platform) -> Product:
         is_cpu = platform.device == "cpu"
         native = is_cpu and serves(shape.dtype)
-        self._choice = int8_product(platform, packs=is_cpu and not native and can_pack(), native=native)
+        # Codes of a table that is looked up, too, lie as they are.
+        packs = not native and can_pack() if is_cpu else self.table is None
+        self._choice = int8_product(
+            *(platform, shape.dtype),
+            rounds=self.activations != "plain",
+            is_static=self.activations == "static",
+            packs=packs,
+            native=native,
+        )
         return self._choice
 
     def params(self, shape: LinearShape) -> dict[str, ParamSpec]:
-        if not self._is_stored:
+        if self.stored is None:
             return kept_in_bytes(Unquantized().params(shape))
         size, scales = (shape.out_features, shape.in_features), OutputScales(shape, block=None)
-        return {
+        params = {
             "weight": ParamSpec(shape=size, dtype=torch.int8, place=matrix(shape), fill="bits"),
             "weight_scale": ParamSpec(shape=(size[0], 1), dtype=torch.float32, place=scales, fill="near_one"),
         }
+        if self.activations == "static":
+            params["input_scale"] = scale_of_inputs(shape)
+        return params
 
     def finish(self, layer: LinearLayer) -> None:
+        assert self._choice is not None, "choose() was not called"
         weight = layer.param("weight")
-        if self._is_stored:
+        if self.stored is not None:
             scale = layer.param("weight_scale")[:, 0]
             layer.replace("weight_scale", None)
         elif (shared := rows_in(self.table, torch.int8)) is not None:
@@ -70,23 +101,59 @@ class Int8:
         else:
             weight, scale = in_slices(weight.detach(), quantize_rows)
         layer.replace("weight", None)
-        assert self._choice is not None, "choose() was not called"
-        if self._choice.multiplier is Multiplier.NATIVE:
+        multiplier = self._choice.multiplier
+        if multiplier is Multiplier.NATIVE:
             self._native = native_matrix(weight, scale, layer)
-            return
-        self._multiply = MULTIPLY[self._choice.multiplier](weight, scale)
+        elif multiplier is Multiplier.INT8_KERNELS:
+            # The parts see the same inputs; the largest of their scales loses none of them.
+            static = layer.param("input_scale").max() if self.activations == "static" else None
+            rounding = Rounding(static=static, dtype=torch.int8)
+            self._rounded = BytesProduct(layer, weight, scale[:, None], self._choice, rounding)
+        elif multiplier is Multiplier.UNPACKED:
+            parts = parts_of(weight.detach(), scale.detach(), layer.shape)
+            self._multiply = product_of(parts, layer.shape.dtype, self._choice)
+        else:
+            self._multiply = MULTIPLY[multiplier](weight, scale)
 
     def apply(self, layer: LinearLayer, x: Tensor, fwd: ForwardInput | None) -> Tensor:
+        if self._rounded is not None:
+            return self._rounded(layer, x)
         if self._native is not None:
             return self._native(x)
         assert self._multiply is not None, "finish() was not called after loading"
-        y = self._multiply(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], layer.shape.out_features)
-        return y if layer.bias is None else y + layer.bias
+        y = self._multiply(x.reshape(-1, x.shape[-1]), layer.bias)
+        return y.view(*x.shape[:-1], layer.shape.out_features)
 
     def apply_gated(self, layer: LinearLayer, x: Tensor, act: str) -> Tensor | None:
-        if self._native is None or not self._native.gated:
+        if self._native is not None:
+            return self._native.of_gate(x, act) if self._native.gated else None
+        if not isinstance(self._multiply, Gates):
             return None
-        return self._native.of_gate(x, act)
+        y = self._multiply.gated(x.reshape(-1, x.shape[-1]), act, layer.bias)
+        return None if y is None else y.view(*x.shape[:-1], y.shape[-1])
+
+    def takes_rounded(self, shape: LinearShape) -> bool:
+        assert self._choice is not None, "choose() was not called"
+        return self._choice.rounds
+
+    def rounding(self) -> Rounding:
+        assert self._rounded is not None, "finish() was not called after loading"
+        return self._rounded.rounding
+
+    def apply_rounded(self, layer: LinearLayer, x: Rounded) -> Tensor:
+        assert self._rounded is not None, "finish() was not called after loading"
+        return self._rounded.of_rounded(layer, x)
+
+    def gate_rounded(self, layer: LinearLayer, x: Rounded, act: str) -> Tensor | None:
+        assert self._rounded is not None, "finish() was not called after loading"
+        return self._rounded.few(x, layer, act)
+
+
+def parts_of(weight: Tensor, scale: Tensor, shape: LinearShape) -> list[GroupCodes]:
+    """The matrices that weight [N, K] is merged of, as codes that can be packed.  scale: [N]."""
+    codes = Codes(q=weight, code=S8, group=ROW, scale=Scales(scale[:, None]))
+    whole, ends = group_codes(codes), list(accumulate(shape.out_partitions, initial=0))
+    return [whole.cut(slice(*rows), slice(0, shape.in_features)) for rows in pairwise(ends)]
 
 
 def native_matrix(weight: Tensor, scale: Tensor, layer: LinearLayer) -> NativeMatrix:
@@ -112,8 +179,9 @@ class KernelProduct:
     def __init__(self, weight: Tensor, scale: Tensor) -> None:
         self.weight, self.scale = weight, scale[:, None].contiguous()
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return scaled_matmul(x, None, self.weight, self.scale, block=x.shape[1], dtype=x.dtype)
+    def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        y = scaled_matmul(x, None, self.weight, self.scale, block=x.shape[1], dtype=x.dtype)
+        return y if bias is None else y.add_(bias)
 
 
 class WideProduct:
@@ -125,9 +193,10 @@ class WideProduct:
     def __init__(self, weight: Tensor, scale: Tensor) -> None:
         self.weight, self.scale = weight, scale
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         wide = x.float() if x.dtype == torch.float16 else x
-        return (F.linear(wide, self.weight.to(wide.dtype)) * self.scale).to(x.dtype)
+        y = (F.linear(wide, self.weight.to(wide.dtype)) * self.scale).to(x.dtype)
+        return y if bias is None else y.add_(bias)
 
 
 class PackedProduct:
@@ -138,7 +207,7 @@ class PackedProduct:
         self.scale = scale
         self.zeros = torch.zeros(len(scale), dtype=torch.int32)  # INT8 weights are symmetric
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         bytes, step = split_bytes(x)
         y = torch.ops.onednn.qlinear_pointwise.default(
             *(bytes, 1.0, ZERO),
@@ -147,7 +216,8 @@ class PackedProduct:
             *("none", [], ""),  # nor anything done to it
         )
         low, high = y.view(2, len(x), len(self.scale))
-        return torch.add(low, high, alpha=256).mul_(step).to(x.dtype)
+        y = torch.add(low, high, alpha=256).mul_(step).to(x.dtype)
+        return y if bias is None else y.add_(bias)
 
 
 MULTIPLY: dict[Multiplier, Callable[[Tensor, Tensor], Multiply]] = {

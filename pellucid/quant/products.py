@@ -29,8 +29,12 @@ class Multiplier(Enum):
     FP8_KERNELS = "a kernel in FP8, others for few rows"
     FP8_BLOCKS = "torch._scaled_mm in FP8 where it takes such blocks, kernels for up to 128 rows and else"
     FP8_KERNEL = "a kernel in FP8"
+    INT8_KERNELS = "kernels in INT8, activations rounded to it"
     WEIGHT_ONLY = "a kernel that widens weights in registers, activations as they are"
-    UNPACKED = "kernels that unpack codes in registers; many rows by torch's product of their numbers"
+    UNPACKED = (
+        "kernels that unpack codes in registers, activations as they are; many rows by torch's product of "
+        "their numbers"
+    )
     SLICES = "numbers made of the codes at every call: saves memory and costs time"
     WIDENED = "weights widened at every call: saves memory and costs time"
     REFERENCE = "rounded numbers in float32, exact and slow: to check results"
@@ -49,14 +53,15 @@ class Product:
 
     @property
     def rounds(self) -> bool:
-        """Whether activations are rounded to FP8."""
-        fp8 = (Multiplier.FP8_ROWS, Multiplier.FP8_KERNELS, Multiplier.FP8_BLOCKS, Multiplier.FP8_KERNEL)
-        return self.multiplier in (*fp8, Multiplier.REFERENCE)
+        """Whether activations are rounded to a byte."""
+        others = Multiplier.FP8_KERNEL, Multiplier.REFERENCE
+        return self.has_few_rows or self.multiplier in others
 
     @property
     def has_few_rows(self) -> bool:
-        """Whether few rows have FP8 kernels of their own."""
-        return self.multiplier in (Multiplier.FP8_ROWS, Multiplier.FP8_KERNELS, Multiplier.FP8_BLOCKS)
+        """Whether few rows of bytes have kernels of their own."""
+        fp8 = Multiplier.FP8_ROWS, Multiplier.FP8_KERNELS, Multiplier.FP8_BLOCKS
+        return self.multiplier in (*fp8, Multiplier.INT8_KERNELS)
 
 
 def plain_product(dtype: torch.dtype, platform: Platform, *, packs: bool, native: bool = False) -> Product:
@@ -74,14 +79,27 @@ def plain_product(dtype: torch.dtype, platform: Platform, *, packs: bool, native
     return Product(name_of(dtype), multiplier)
 
 
-def int8_product(platform: Platform, *, packs: bool, native: bool = False) -> Product:
-    """For INT8 with a scale for each output.
+def int8_product(
+    platform: Platform,
+    dtype: torch.dtype,
+    *,
+    rounds: bool = False,
+    is_static: bool = False,
+    packs: bool = False,
+    native: bool = False,
+) -> Product:
+    """For INT8 with a scale for each output, and activations of `dtype`.
 
-    packs: whether this CPU multiplies packed INT8 exactly.  native: code was compiled for it that does.
+    rounds: GPUs round these to INT8, too; CPUs always to integers of 16 bits.  is_static: by one scale of
+    all, from the checkpoint.  packs: whether this machine has a layout of its own for the weights that
+    multiplies them exactly.  native: code was compiled for this CPU that does.
     """
     check_platform(platform)
     if platform.device == "cuda":
-        return Product("int8 rows", Multiplier.WEIGHT_ONLY)
+        if rounds:
+            return Product(f"int8 rows{', static activations' * is_static}", Multiplier.INT8_KERNELS)
+        unpacks = packs and dtype.itemsize == 2
+        return Product("int8 rows", Multiplier.UNPACKED if unpacks else Multiplier.WEIGHT_ONLY)
     if native:
         return Product("int8 rows", Multiplier.NATIVE)
     return Product("int8 rows", Multiplier.PACKED if packs else Multiplier.WIDENED)

@@ -21,7 +21,7 @@ from pellucid.quant.base import ExpertsMethod, LinearMethod, TableCodes
 from pellucid.quant.codes import E2M1, E4M3, PLAIN, ROW, S8, WHOLE_MATRIX, Code
 from pellucid.quant.experts import CodedExperts, PlainExperts
 from pellucid.quant.fp8 import Fp8, Fp8Format
-from pellucid.quant.int8 import Int8
+from pellucid.quant.int8 import Int8, Int8Format
 from pellucid.quant.layouts.base import LayerFormat
 from pellucid.quant.online import ONLINE, online
 from pellucid.quant.packed import Packed, refusal
@@ -88,16 +88,17 @@ class AsStored(Quantization):
                 return Unquantized(self._why(self.stored(paths[0], kind)))
             case Fp8Format() as native:
                 return Fp8(native)
+            case Int8Format() as native:
+                return Int8(native)
             case LayerFormat() as format:
                 # Each matrix may have its inputs in an order of its own.
                 return None if "act_order" in format.options and len(paths) > 1 else Packed(format)
-        return Int8(is_stored=True)
 
-    def _kept(self, format: LayerFormat | None) -> Fp8Format | str | LayerFormat | None:
+    def _kept(self, format: LayerFormat | None) -> Fp8Format | Int8Format | LayerFormat | None:
         """As what a device holds a matrix; None is plain."""
         if format is None:
             return None
-        native = native_format(format) if format.code in self.served else None
+        native = native_format(format, self.device) if format.code in self.served else None
         if native is None and self.packs and refusal(format) is None:
             return format
         return native
@@ -179,18 +180,12 @@ def packs_codes(platform: Platform, dtype: torch.dtype) -> bool:
     return serves(dtype) if platform.device == "cpu" else dtype.itemsize == 2
 
 
-def native_format(format: LayerFormat) -> Fp8Format | str | None:
-    """What serves these codes as they are stored: FP8 by its format, "int8"; None is nothing."""
+def native_format(format: LayerFormat, device: str) -> Fp8Format | Int8Format | None:
+    """What serves these codes as they are stored; None is nothing."""
     if format.layout not in ("scaled", "fp8-blocks"):
         return None
-    is_symmetric = "asym" not in format.options and format.act.symmetric
-    if (
-        format.code == S8
-        and format.layout == "scaled"
-        and format.group in (ROW, WHOLE_MATRIX)
-        and is_symmetric
-    ):
-        return "int8"
+    if format.code == S8 and format.layout == "scaled" and format.group in (ROW, WHOLE_MATRIX):
+        return int8_format(format, device)
     if format.code != E4M3 or format.act.type != "e4m3":
         return None
     rows, inputs = format.group
@@ -206,3 +201,15 @@ def native_format(format: LayerFormat) -> Fp8Format | str | None:
         block=(rows, inputs) if is_blocks else None,
         scale_name="weight_scale_inv" if format.layout == "fp8-blocks" else "weight_scale",
     )
+
+
+def int8_format(format: LayerFormat, device: str) -> Int8Format | None:
+    """The same of INT8 with scales of rows.  A GPU keeps packed what it does not multiply with integers."""
+    act = format.act
+    if "asym" in format.options or not act.symmetric:
+        return None
+    if device == "cpu":
+        return Int8Format()
+    if act.type != "s8" or act.group:
+        return None
+    return Int8Format("static" if act.static else "dynamic")

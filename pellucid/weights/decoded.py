@@ -152,4 +152,10 @@ def describe(format: LayerFormat) -> str:
     """For a line of the log, such as "awq u4, groups of 128 inputs"."""
     rows, inputs = format.group
     shared = {(1, 0): "row", (0, 0): "matrix"}.get((rows, inputs), f"{rows} x {inputs} weights")
-    return f"{format.layout} {format.code.name}, a scale for each {shared}"
+    weights, act = f"{format.layout} {format.code.name}, a scale for each {shared}", format.act
+    if act.type == "plain":
+        return weights
+    of_act = (
+        "one scale" if act.static else f"a scale for each {f'{act.group} inputs' if act.group else 'row'}"
+    )
+    return f"{weights}, for activations in {act.type}, {of_act}{' and zero' * (not act.symmetric)}"

@@ -37,6 +37,7 @@ from pellucid.kernels.all_reduce import (
     sum_add_rms_norm_kernel,
     sum_kernel,
 )
+from pellucid.kernels.bytes_gemv import LANES, bytes_gemv_kernel
 from pellucid.kernels.cap_logits import BLOCK as LOGITS
 from pellucid.kernels.cap_logits import cap_logits_kernel
 from pellucid.kernels.decode_merge import copies_for, merged_at_once
@@ -52,7 +53,6 @@ from pellucid.kernels.experts import (
     grouped_kernel,
     sum_pairs_kernel,
 )
-from pellucid.kernels.fp8_gemv import LANES, fp8_gemv_kernel
 from pellucid.kernels.gather_rows import rows_kernel
 from pellucid.kernels.heads_matmul import TILE as HEADS_TILE
 from pellucid.kernels.heads_matmul import heads_matmul_kernel
@@ -106,9 +106,9 @@ from pellucid.kernels.prefill_plan import plan_kernel
 from pellucid.kernels.prompt_lookup import BLOCK as LOOKED_AT
 from pellucid.kernels.prompt_lookup import prompt_lookup_kernel
 from pellucid.kernels.qkv_rope import program_size, qkv_rope_kernel
-from pellucid.kernels.quantize_fp8 import cut, quantize_fp8_kernel
-from pellucid.kernels.quantize_fp8 import warps_for as warps_to_round
 from pellucid.kernels.rms_norm import MAX_DIM, add_rms_norm_kernel, warps_for
+from pellucid.kernels.round_rows import cut, round_rows_kernel
+from pellucid.kernels.round_rows import warps_for as warps_to_round
 from pellucid.kernels.routing import (
     WIDE_TILE,
     few_wide_logits_kernel,
@@ -119,7 +119,7 @@ from pellucid.kernels.routing import (
 from pellucid.kernels.sample import BLOCKS, BLOCKS_OF_FEW, block_kernel, token_kernel
 from pellucid.kernels.scaled_matmul import scaled_matmul_kernel, step_for, tile_for
 from pellucid.kernels.scaled_matmul import stages_for as scaled_stages
-from pellucid.kernels.silu_mul import ACTIVATIONS, BLOCK, silu_mul_fp8_kernel, silu_mul_kernel
+from pellucid.kernels.silu_mul import ACTIVATIONS, BLOCK, silu_mul_kernel, silu_mul_rounded_kernel
 from pellucid.kernels.small_matmul import gemv_kernel, split_k_kernel
 from pellucid.kernels.spread import ROWS as UNPACKED_ROWS
 from pellucid.kernels.spread import pack_kernel, unpack_kernel, words_of
@@ -187,6 +187,7 @@ FROM_FP8 = FP8_TYPES | {
     "partial_ptr": "*fp32",
     "arrivals_ptr": "*i32",
 }
+OF_INT8 = FROM_FP8 | dict.fromkeys(("x_ptr", "weight_ptr"), "*i8") | {"partial_ptr": "*i32"}
 
 
 # What a thread of plain models' kernels may have on Hopper, of which nothing may go to memory.
@@ -770,18 +771,22 @@ def compile_hopper_matmul() -> None:
         types |= {"weight": f"tensordesc<bf16{box},{layouts[1]!r}>"}
         size = compiled_size(hopper_matmul_kernel, types, constants, num_warps=4)
         sys.stdout.write(f"hopper_matmul_kernel {groups}x{rows} {size}\n")
-    # In FP8, with scales of groups, which take more registers.
-    for groups, rows, stages, splits in few(
-        ((1, 16, 20, 1), (1, 128, 8, 2), (2, 128, 6, 1), (3, 64, 6, 1)), 3
-    ):
+    # In FP8 with scales of groups, which take more registers, and in INT8.
+    of_fp8 = (1, 16, 20, 1), (1, 128, 8, 2), (2, 128, 6, 1), (3, 64, 6, 1)
+    of_int8 = (1, 16, 20, 2), (3, 64, 6, 1), (2, 256, 4, 2), (3, 256, 4, 1)
+    variants = [("fp8e4nv", *each) for each in of_fp8] + [("i8", *each) for each in of_int8]
+    for dtype, groups, rows, stages, splits in few(variants, 3, 7):
         layout = gl.NVMMASharedLayout(128, 8, 2)
         constants = {"ROWS": rows, "GROUPS": groups, "STAGES": stages, "STEP": 128, "SPLITS": splits}
-        constants |= {"ACT": None, "SHARED": 128, "bias_ptr": None}
+        constants |= {"ACT": None, "SHARED": 128 if dtype == "fp8e4nv" else None, "bias_ptr": None}
+        if splits == 1:
+            constants |= {"partial_ptr": None, "arrivals_ptr": None}
         types = {name: signature_of(name, "") for name in hopper_matmul_kernel.arg_names}
-        types |= {"x": f"tensordesc<fp8e4nv{[rows, 128]},{layout!r}>"}
-        types |= {"weight": f"tensordesc<fp8e4nv{[lines, 128]},{layout!r}>"}
+        types |= {"x": f"tensordesc<{dtype}{[rows, 128]},{layout!r}>"}
+        types |= {"weight": f"tensordesc<{dtype}{[lines, 128]},{layout!r}>"}
+        types |= {"partial_ptr": "*fp32" if dtype == "fp8e4nv" else "*i32"}
         size = compiled_size(hopper_matmul_kernel, types, constants, num_warps=4)
-        sys.stdout.write(f"hopper_matmul_kernel fp8 {groups}x{rows} {size}\n")
+        sys.stdout.write(f"hopper_matmul_kernel {dtype} {groups}x{rows} {size}\n")
 
 
 def compile_persistent_matmul() -> None:
@@ -804,11 +809,11 @@ def compile_quantization() -> None:
         parts, part = cut(group)
         constants = {"K": features, "GROUP": group, "GROUPS": groups, "static_ptr": None}
         constants |= {"PARTS": parts, "PART": part, "GROUPS_PADDED": triton.next_power_of_2(groups)}
-        size = compiled_size(quantize_fp8_kernel, TO_FP8, constants, num_warps=warps_to_round(features))
-        sys.stdout.write(f"{quantize_fp8_kernel.fn.__name__} {group} {size}\n")
+        size = compiled_size(round_rows_kernel, TO_FP8, constants, num_warps=warps_to_round(features))
+        sys.stdout.write(f"{round_rows_kernel.fn.__name__} {group} {size}\n")
     constants = {"HIDDEN": 12288, "ACT": "silu", "PARTS": 3, "PART": 4096}
-    size = compiled_size(silu_mul_fp8_kernel, TO_FP8, constants, num_warps=16)
-    sys.stdout.write(f"silu_mul_fp8_kernel 12288 {size}\n")
+    size = compiled_size(silu_mul_rounded_kernel, TO_FP8, constants, num_warps=16)
+    sys.stdout.write(f"silu_mul_rounded_kernel 12288 {size}\n")
     for group, own in few(((4096, {"static_ptr": None}), (4096, {}), (128, {"static_ptr": None})), 1, 2):
         constants = {"DIM": 4096, "DIM_PADDED": 4096, "GROUP": group, "HAS_RESIDUAL": True} | own
         constants |= {"post_ptr": None, "IS_SCALED": False}
@@ -831,14 +836,23 @@ def compile_few_rows(target: GPUTarget) -> None:
     )
     for x, group, constants in few(variants, 1, 3):
         gemv = {"K": 12288, "ROWS": 2, "BLOCK_N": 4, "BLOCK_K": 4096, "LANES": LANES, "bias_ptr": None}
-        gemv |= {"GROUP": group} | follows(target) | constants
-        size = compiled(fp8_gemv_kernel, FROM_FP8 | {"x_ptr": x}, gemv, target, num_warps=8).metadata.shared
-        sys.stdout.write(f"{fp8_gemv_kernel.fn.__name__} {x} {target.arch} {size}\n")
+        gemv |= {"GROUP": group, "ACT": None} | follows(target) | constants
+        size = compiled(bytes_gemv_kernel, FROM_FP8 | {"x_ptr": x}, gemv, target, num_warps=8).metadata.shared
+        sys.stdout.write(f"{bytes_gemv_kernel.fn.__name__} {x} {target.arch} {size}\n")
     for rows, block_k, group in few(((16, 256, None), (64, 128, None), (64, 128, 128), (128, 128, 128)), 2):
         tile = {"ROWS": rows, "BLOCK_N": 64, "BLOCK_K": block_k, "GROUP": group}
         tile |= {"ACT": None, "bias_ptr": None} | follows(target)
         size = compiled(split_k_kernel, FROM_FP8, tile, target, num_warps=4, num_stages=4).metadata.shared
         sys.stdout.write(f"{split_k_kernel.fn.__name__} {rows} {target.arch} {size}\n")
+        if group is None:
+            size = compiled(split_k_kernel, OF_INT8, tile, target, num_warps=4, num_stages=4).metadata.shared
+            sys.stdout.write(f"{split_k_kernel.fn.__name__} int8 {rows} {target.arch} {size}\n")
+    gemv = {"K": 12288, "GROUP": 12288, "BLOCK_N": 4, "BLOCK_K": 4096, "LANES": LANES, "bias_ptr": None}
+    for x, own in few((("*bf16", {"ROWS": 1, "x_scale_ptr": None}), ("*i32", {"ROWS": 2})), 0):
+        types = OF_INT8 | {"x_ptr": x, "weight_ptr": "*i32"}
+        constants = gemv | {"static_ptr": None, "ACT": "silu"} | own | follows(target)
+        size = compiled(bytes_gemv_kernel, types, constants, target, num_warps=4).metadata.shared
+        sys.stdout.write(f"{bytes_gemv_kernel.fn.__name__} int8 {x} {target.arch} {size}\n")
 
 
 def compile_packed() -> None:
@@ -1023,11 +1037,13 @@ def compile_scaled_products() -> None:
     for target, x, weight, dtypes in (
         (HOPPER, "*fp8e4nv", "*fp8e4nv", ["*bf16"]),
         (ADA, "*fp8e4nv", "*fp8e4nv", ["*bf16"]),
+        (AMPERE, "*i8", "*i8", ["*bf16"]),
         (AMPERE, None, "*u8", ["*bf16", "*fp16"]),
         (HOPPER, None, "*i8", ["*bf16"]),
     ):
-        sizes = itertools.product(dtypes, (1, 64, 1000), (128, 4096))
-        for dtype, num_tokens, block in sizes if ALL else ((dtypes[0], 64, 128),):
+        blocks = (4096,) if x == "*i8" else (128, 4096)
+        sizes = itertools.product(dtypes, (1, 64, 1000), blocks)
+        for dtype, num_tokens, block in sizes if ALL else ((dtypes[0], 64, blocks[0]),):
             itemsize = 2 if x is None else 1
             rows, columns, warps = tile_for(num_tokens)
             constants = {"N": 4096, "K": 4096, "BLOCK": block, "STEP": step_for(itemsize, block)}

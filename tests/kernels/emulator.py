@@ -211,6 +211,13 @@ class Shared:
         assert prod(shape) * dtype.torch.itemsize == len(self.flat), (shape, len(self.flat))
         return Shared(self.flat, dtype, shape, layout)
 
+    def slice(self, first: int, num: int) -> Shared:
+        """Some of the lines, of which each is one block."""
+        assert len(self.shape) == 2 and len(self._blocks) == 1 and self.order is None, self.shape
+        size = len(self.flat) // self.shape[0]
+        part = self.flat[first * size : (first + num) * size]
+        return Shared(part, self.dtype, [num, self.shape[1]], self.layout)
+
     def permute(self, order: Sequence[int]) -> Shared:
         return Shared(self.flat, self.dtype, self.shape, self.layout, list(order))
 
@@ -529,7 +536,8 @@ def store_wait(most: int) -> None:
 
 def multiply(a: Any, b: Any, acc: Value, *, use_acc: object = True, is_async: bool = False) -> Product:
     def compute() -> Tensor:
-        product = a.tensor.float() @ b.tensor.float()
+        wide = torch.float32 if a.dtype.torch.is_floating_point else torch.float64  # exact
+        product = (a.tensor.to(wide) @ b.tensor.to(wide)).to(acc.dtype.torch)
         return product + acc.tensor if use_acc else product
 
     product = Product(compute)
@@ -800,7 +808,7 @@ LANGUAGE: dict[str, Any] = {
     "sigmoid": elementary(torch.sigmoid),
     "cdiv": lambda a, b: (a + b - 1) // b,
     "max": lambda x, axis: Value(x.tensor.amax(axis)),
-    "sum": lambda x, axis: Value(x.tensor.sum(axis)),
+    "sum": lambda x, axis: Value(x.tensor.sum(axis, dtype=x.dtype.torch)),
     "split": lambda x: x.split(),
     "broadcast": lambda x, y: tuple(map(Value, torch.broadcast_tensors(x.tensor, y.tensor))),
     "convert_layout": lambda x, layout, assert_trivial=False: x,

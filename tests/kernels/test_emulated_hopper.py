@@ -171,6 +171,19 @@ def test_gated_products_of_prompts_match(tile: Persistent, act: str, shape: tupl
     torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=2e-2)
 
 
+def integers(num_rows: int, num_out: int, num_in: int) -> tuple[Tensor, Tensor, Scales]:
+    """x and weight in INT8, with sums that float32 does not hold, and scales."""
+    x, weight = (torch.randint(-127, 128, (num, num_in), dtype=torch.int8) for num in (num_rows, num_out))
+    x[0], weight[0] = 127, 127
+    return x, weight, Scales(weight=torch.rand(num_out, 1) / 999, x=torch.rand(num_rows, 1) / 999)
+
+
+def exact(x: Tensor, weight: Tensor, scales: Scales, bias: Tensor | None = None) -> Tensor:
+    """The sums, rounded to float32 once, times the scales."""
+    y = (x.double() @ weight.double().T).float() * scales.weight.T * scales.x
+    return (y if bias is None else y + bias.float()).bfloat16()
+
+
 TILES = [
     Wgmma(64, 16, 1, 11),
     Wgmma(64, 16, 2, 20),
@@ -236,6 +249,25 @@ def test_fp8_products_with_scales_of_groups_match(tile: Wgmma, group: int, act: 
     num_groups = -(-1104 // group)
     scales = Scales(torch.rand(272, num_groups) + 0.5, torch.rand(100, num_groups) + 0.5, group)
     check_fp8(module, tile, scales, act)
+
+
+@diagonal(
+    {
+        "tile": [Wgmma(128, 128, 2, 6), Wgmma(64, 16, 1, 8), Wgmma(64, 256, 1, 4), Wgmma(64, 64, 4, 4)],
+        "act": [None, "silu"],
+    }
+)
+def test_int8_products_are_exact_sums_times_scales(tile: Wgmma, act: str | None) -> None:
+    module = emulated("hopper_matmul", num_multiprocessors=128)
+    x, weight, scales = integers(300, 272, 1104)
+    out = torch.full((300, 136 if act else 272), torch.nan, dtype=torch.bfloat16)
+    arrivals = torch.zeros(module.num_arrivals(272, 300, tile), dtype=torch.int32)
+    module.hopper_matmul(x, weight, out, tile, scales=scales, act=act, arrivals=arrivals)
+    expected = exact(x, weight, scales)
+    if act is None:
+        assert torch.equal(out, expected)
+    else:
+        torch.testing.assert_close(out, silu_mul_ref(expected, act), atol=1e-2, rtol=1e-2)
 
 
 def check_fp8(module: ModuleType, tile: Wgmma, scales: Scales, act: str | None) -> None:

@@ -12,21 +12,21 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from pellucid.kernels.fp8_gemv import fp8_gemv, fp8_gemv_ref
-from pellucid.kernels.own_products import OwnFp8Products
-from pellucid.kernels.quantize_fp8 import (
+from pellucid.kernels.bytes_gemv import bytes_gemv, bytes_gemv_ref
+from pellucid.kernels.own_products import OwnByteProducts
+from pellucid.kernels.rms_norm import add_rms_norm, add_rms_norm_rounded, add_rms_norm_rounded_ref
+from pellucid.kernels.round_rows import (
     BY_ROWS,
     Rounded,
     Rounding,
     cut,
-    quantize_fp8,
-    quantize_fp8_ref,
     round_rows,
+    rounded_bytes,
+    rounded_bytes_ref,
     saturated,
 )
-from pellucid.kernels.rms_norm import add_rms_norm, add_rms_norm_fp8, add_rms_norm_fp8_ref
 from pellucid.kernels.scaled_matmul import scaled_matmul, scaled_matmul_ref
-from pellucid.kernels.silu_mul import ACTIVATIONS, silu_mul, silu_mul_fp8, silu_mul_fp8_ref
+from pellucid.kernels.silu_mul import ACTIVATIONS, silu_mul, silu_mul_rounded, silu_mul_rounded_ref
 from pellucid.kernels.small_matmul import Scales, small_matmul
 from pellucid.kernels.tiles import Gemv, SplitK
 from tests.kernels.compare import DTYPES as COMPARED
@@ -66,7 +66,7 @@ def test_activations_are_rounded_as_the_reference_does(
     num_tokens: int, num_features: int, group: int, dtype: torch.dtype
 ) -> None:
     x = activations(num_tokens, num_features, dtype)
-    (rounded, scale), (expected, expected_scale) = quantize_fp8(x, group), quantize_fp8_ref(x, group)
+    (rounded, scale), (expected, expected_scale) = rounded_bytes(x, group), rounded_bytes_ref(x, group)
     assert torch.equal(scale, expected_scale) and rounded.dtype == torch.float8_e4m3fn
     assert_rounded_alike(rounded, expected)
 
@@ -74,11 +74,11 @@ def test_activations_are_rounded_as_the_reference_does(
 def test_a_static_scale_serves_every_token_and_saturates() -> None:
     x = torch.tensor([[0.0, 1.0, 3.3, -1e4], [1e4, 2.0, -0.7, 0.1]], device=DEVICE)
     static = torch.tensor(0.5, device=DEVICE)
-    for quantize in (quantize_fp8, quantize_fp8_ref):
+    for quantize in (rounded_bytes, rounded_bytes_ref):
         rounded, scale = quantize(x, 4, static)
         assert scale.tolist() == [[0.5], [0.5]]
         assert rounded.float()[0, 3] == -448 and rounded.float()[1, 0] == 448
-        assert_rounded_alike(rounded, quantize_fp8_ref(x, 4, static)[0])
+        assert_rounded_alike(rounded, rounded_bytes_ref(x, 4, static)[0])
 
 
 @triton.jit
@@ -94,7 +94,7 @@ def test_a_number_saturates_and_nan_stays_nan() -> None:
     torch.testing.assert_close(out.cpu(), torch.tensor([1.0, torch.nan, -448.0, 448.0]), equal_nan=True)
 
 
-@pytest.mark.parametrize("quantize", [quantize_fp8, quantize_fp8_ref] if HAS_GPU else [quantize_fp8_ref])
+@pytest.mark.parametrize("quantize", [rounded_bytes, rounded_bytes_ref] if HAS_GPU else [rounded_bytes_ref])
 @pytest.mark.parametrize("is_static", [False, True])
 def test_nan_stays_nan_and_spoils_no_other_token(quantize: Quantize, is_static: bool) -> None:
     """The interpreter's own conversion loses it."""
@@ -105,7 +105,7 @@ def test_nan_stays_nan_and_spoils_no_other_token(quantize: Quantize, is_static: 
 
 
 def test_no_tokens_have_no_scales() -> None:
-    rounded, scale = quantize_fp8(torch.empty(0, 96, device=DEVICE), 32)
+    rounded, scale = rounded_bytes(torch.empty(0, 96, device=DEVICE), 32)
     assert rounded.shape == (0, 96) and scale.shape == (0, 3)
 
 
@@ -129,10 +129,10 @@ def test_a_norm_may_round_what_it_has_normalized(
     x, weight = activations(5, 300, dtype), torch.rand(300, device=DEVICE).to(dtype)
     residuals = [torch.ones_like(x) if has_residual else None for _ in range(3)]
     normalized, expected_stream = add_rms_norm(x, residuals[0], weight, 1e-6)
-    ours, stream = add_rms_norm_fp8(x, residuals[1], weight, 1e-6, rounding)
+    ours, stream = add_rms_norm_rounded(x, residuals[1], weight, 1e-6, rounding)
     assert_same_rows(ours, round_rows(normalized, rounding))
     assert torch.equal(stream, expected_stream)
-    reference, stream = add_rms_norm_fp8_ref(x, residuals[2], weight, 1e-6, rounding)
+    reference, stream = add_rms_norm_rounded_ref(x, residuals[2], weight, 1e-6, rounding)
     torch.testing.assert_close(ours.scales, reference.scales, rtol=1e-2, atol=0)
     assert torch.equal(stream, expected_stream)
 
@@ -142,15 +142,15 @@ def test_a_norm_may_round_what_it_has_normalized(
 @roundings
 def test_a_gate_may_round_what_it_lets_through(act: str, hidden: int, rounding: Rounding) -> None:
     gate_up = activations(4, 2 * hidden, torch.float32) / 100
-    ours = silu_mul_fp8(gate_up, act, rounding)
+    ours = silu_mul_rounded(gate_up, act, rounding)
     assert_same_rows(ours, round_rows(silu_mul(gate_up, act), rounding))
-    reference = silu_mul_fp8_ref(gate_up, act, rounding)
+    reference = silu_mul_rounded_ref(gate_up, act, rounding)
     torch.testing.assert_close(ours.scales, reference.scales, rtol=1e-3, atol=1e-6)
 
 
 def test_no_tokens_are_gated_in_any_way() -> None:
     for rounding in ROUNDINGS.values():
-        ours = silu_mul_fp8(torch.empty(0, 192, device=DEVICE), rounding=rounding)
+        ours = silu_mul_rounded(torch.empty(0, 192, device=DEVICE), rounding=rounding)
         assert ours.values.shape == (0, 96) and ours.scales.shape == (0, 3 if rounding.group else 1)
 
 
@@ -175,13 +175,13 @@ def test_a_row_is_multiplied_with_every_output(
     weight, weight_scale = scaled_weight(num_outputs, num_inputs, rounding.group or num_inputs)
     bias = torch.randn(num_outputs, device=DEVICE).half() if has_bias else None
     rounded = round_rows(x, rounding)
-    y = fp8_gemv(rounded, weight, weight_scale, tile, rounding, bias=bias)
-    expected = fp8_gemv_ref(rounded, weight, weight_scale, rounding, bias=bias)
+    y = bytes_gemv(rounded, weight, weight_scale, tile, rounding, bias=bias)
+    expected = bytes_gemv_ref(rounded, weight, weight_scale, rounding, bias=bias)
     assert y.dtype == x.dtype
     torch.testing.assert_close(y.float(), expected, rtol=2e-3, atol=2e-3)
     if rounding.group is None:
-        unrounded = fp8_gemv(x, weight, weight_scale, tile, rounding, bias=bias)
-        assert torch.equal(unrounded, y), "rounds as quantize_fp8 does"
+        unrounded = bytes_gemv(x, weight, weight_scale, tile, rounding, bias=bias)
+        assert torch.equal(unrounded, y), "rounds as rounded_bytes does"
 
 
 @roundings
@@ -189,10 +189,10 @@ def test_few_rows_go_to_the_kernel_of_their_number_rounded_or_not(rounding: Roun
     x = activations(16, 256, torch.float16)
     weight, weight_scale = scaled_weight(70, 256, rounding.group or 256)
     tile = SplitK(16, 64, 2, 4, 3)
-    products = OwnFp8Products(weight, {1: GEMVS[0], 8: tile, 12: None}, rounding)
+    products = OwnByteProducts(weight, {1: GEMVS[0], 8: tile, 12: None}, rounding)
     for num_rows in (0, 9, 12, 13, 16):
         assert products(x[:num_rows], weight, weight_scale) is None
-    alone = fp8_gemv(round_rows(x[:1], rounding), weight, weight_scale, GEMVS[0], rounding)
+    alone = bytes_gemv(round_rows(x[:1], rounding), weight, weight_scale, GEMVS[0], rounding)
     assert torch.equal(products(x[:1], weight, weight_scale), alone)
     rounded, arrivals = round_rows(x[:8], rounding), torch.zeros(5, dtype=torch.int32, device=DEVICE)
     expected = torch.empty(8, 70, dtype=torch.float16, device=DEVICE)
@@ -226,7 +226,7 @@ def test_the_product_of_fp8_numbers_scales_every_block(
     if num_tokens > 64 and not HAS_GPU and dtype != torch.float32:
         pytest.skip("large tiles are slow in the interpreter")
     block = min(block, num_inputs)
-    x, x_scale = quantize_fp8_ref(torch.randn(num_tokens, num_inputs, device=DEVICE), block)
+    x, x_scale = rounded_bytes_ref(torch.randn(num_tokens, num_inputs, device=DEVICE), block)
     weight, weight_scale = scaled_weight(num_outputs, num_inputs, block)
     operands = (x.contiguous(), x_scale, weight.contiguous(), weight_scale)
     ours, expected = (
@@ -272,18 +272,18 @@ def test_every_fp8_number_is_widened_to_what_it_is(dtype: torch.dtype) -> None:
 
 def scaled_weight(num_outputs: int, num_inputs: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:
     """FP8 weights, and scales of blocks that differ much."""
-    weight, scale = quantize_fp8_ref(torch.randn(num_outputs, num_inputs, device=DEVICE), block)
+    weight, scale = rounded_bytes_ref(torch.randn(num_outputs, num_inputs, device=DEVICE), block)
     return weight.contiguous(), scale * torch.logspace(-1, 1, scale.shape[1], device=DEVICE)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
 def test_a_graph_replays_both_with_new_activations() -> None:
-    weight, weight_scale = quantize_fp8_ref(torch.randn(64, 256, device=DEVICE), 128)
+    weight, weight_scale = rounded_bytes_ref(torch.randn(64, 256, device=DEVICE), 128)
     x = torch.randn(9, 256, device=DEVICE).bfloat16()
 
     def run() -> torch.Tensor:
-        operands = (*quantize_fp8(x, 128), weight, weight_scale)
+        operands = (*rounded_bytes(x, 128), weight, weight_scale)
         return scaled_matmul(*operands, block=128, dtype=torch.bfloat16)
 
     run()

@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from pellucid.kernels.hopper_matmul import hopper_matmul, hopper_multiplies, num_arrivals
 from pellucid.kernels.own_products import OwnProducts
-from pellucid.kernels.quantize_fp8 import Rounded, quantize_fp8
+from pellucid.kernels.round_rows import Rounded, rounded_bytes
 from pellucid.kernels.silu_mul import silu_mul_ref
 from pellucid.kernels.small_matmul import Scales, small_matmul_ref
 from pellucid.kernels.tiles import Wgmma
@@ -135,7 +135,7 @@ def test_fp8_is_multiplied_with_its_scales_whatever_the_company(
 ) -> None:
     x, weight, bias = operands(tile.rows + 5, *shape)
     x *= torch.logspace(-1, 1, shape[1], device="cuda")
-    x, weight = (Rounded(*quantize_fp8(each, group or shape[1]), each.dtype) for each in (x, weight))
+    x, weight = (Rounded(*rounded_bytes(each, group or shape[1]), each.dtype) for each in (x, weight))
     for act in (None, "silu"):
         results = []
         for part in (slice(None), slice(3, 9)):

@@ -9,7 +9,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from pellucid.kernels.own_products import OwnProducts
-from pellucid.kernels.quantize_fp8 import quantize_fp8_ref
+from pellucid.kernels.round_rows import rounded_bytes_ref
 from pellucid.kernels.silu_mul import silu_mul_ref
 from pellucid.kernels.small_matmul import Scales, small_matmul, small_matmul_ref
 from pellucid.kernels.tiles import Gemv, SplitK, Tile
@@ -102,8 +102,8 @@ def test_rows_may_be_a_slice_of_wider_ones(tile: Tile) -> None:
 def test_fp8_is_multiplied_with_its_scales(group: int | None, tile: SplitK, act: str | None) -> None:
     x, weight, bias = operands(3, 70, 520, torch.float32)
     x *= torch.logspace(-2, 2, 520, device=DEVICE)
-    x, x_scale = quantize_fp8_ref(x, group or 520)
-    weight, weight_scale = quantize_fp8_ref(weight, group or 520)
+    x, x_scale = rounded_bytes_ref(x, group or 520)
+    weight, weight_scale = rounded_bytes_ref(weight, group or 520)
     scales = Scales(weight_scale, x_scale, group)
     expected = small_matmul_ref(x, weight, bias=bias, scales=scales)
     expected = expected if act is None else silu_mul_ref(expected, act)
@@ -116,7 +116,7 @@ def test_fp8_is_multiplied_with_its_scales(group: int | None, tile: SplitK, act:
 @pytest.mark.parametrize("tile", [SplitK(32, 64, 4, 4, 3), SplitK(32, 128, 1, 4, 3)], ids=str)
 def test_rows_with_scales_of_groups_have_the_same_bits_in_any_company(tile: SplitK) -> None:
     x, weight, _ = operands(16, 70, 520, torch.float32)
-    (x, x_scale), (weight, weight_scale) = quantize_fp8_ref(x, 128), quantize_fp8_ref(weight, 128)
+    (x, x_scale), (weight, weight_scale) = rounded_bytes_ref(x, 128), rounded_bytes_ref(weight, 128)
     scales, few = (Scales(weight_scale, scale, 128) for scale in (x_scale, x_scale[5:9]))
     together = multiply(x.contiguous(), weight.contiguous(), tile, scales=scales)
     assert torch.equal(multiply(x[5:9], weight.contiguous(), tile, scales=few), together[5:9])

@@ -16,12 +16,12 @@ from torch.nn import functional as F
 
 from pellucid import LLM, SamplingParams
 from pellucid.dist.vocab_share import vocab_share
-from pellucid.kernels.quantize_fp8 import (
+from pellucid.kernels.round_rows import (
     Rounded,
     Rounding,
-    quantize_fp8_ref,
     round_rows,
     round_rows_ref,
+    rounded_bytes_ref,
 )
 from pellucid.kernels.scaled_matmul import scaled_matmul_ref
 from pellucid.layers.activation import Act
@@ -29,7 +29,7 @@ from pellucid.layers.leaf import PLAIN
 from pellucid.layers.linear import Linear
 from pellucid.layers.mlp import GatedMLP
 from pellucid.layers.norm import NormSpec, RMSNorm
-from pellucid.quant import fp8_product
+from pellucid.quant import bytes_product
 from pellucid.quant import quantization as choice
 from pellucid.quant.base import Coords, LinearMethod, LinearShape, Piece, Split, elements
 from pellucid.quant.codes import E4M3
@@ -67,7 +67,7 @@ def reference(
 
 def test_rows_are_quantized_to_the_full_range_and_come_back_within_a_sixteenth() -> None:
     x = torch.randn(5, 64) * torch.tensor([[1e-6], [1.0], [50.0], [1e4], [0.0]])
-    quantized, scale = quantize_fp8_ref(x, 64)
+    quantized, scale = rounded_bytes_ref(x, 64)
     assert quantized.dtype == FP8 and scale.shape == (5, 1)
     assert quantized.float().abs().amax(-1)[:4].eq(448).all()
     torch.testing.assert_close(
@@ -79,9 +79,9 @@ def test_rows_are_quantized_to_the_full_range_and_come_back_within_a_sixteenth()
 @pytest.mark.parametrize(("num_features", "group"), [(64, 64), (64, 16), (70, 32)])
 def test_a_group_is_quantized_as_if_it_were_alone(num_features: int, group: int) -> None:
     x = torch.randn(5, num_features) * torch.logspace(-3, 3, num_features)
-    quantized, scale = quantize_fp8_ref(x, group)
+    quantized, scale = rounded_bytes_ref(x, group)
     for i, part in enumerate(x.split(group, dim=1)):
-        alone, own = quantize_fp8_ref(part, part.shape[1])
+        alone, own = rounded_bytes_ref(part, part.shape[1])
         assert torch.equal(quantized[:, i * group :][:, : part.shape[1]].float(), alone.float())
         assert torch.equal(scale[:, i : i + 1], own)
 
@@ -445,12 +445,12 @@ def test_the_hardware_product_of_a_checkpoint_is_that_of_a_cpu(
 
 
 def test_scales_of_blocks_lie_as_the_vendors_product_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fp8_product, "knows_blocks", lambda device: True)
+    monkeypatch.setattr(bytes_product, "knows_blocks", lambda device: True)
     weight = torch.zeros(384, 1024, dtype=torch.float8_e4m3fn)
     blocks = torch.rand(3, 8)
-    made = fp8_product.scales_of_blocks(weight, blocks.repeat_interleave(128, 0))
+    made = bytes_product.scales_of_blocks(weight, blocks.repeat_interleave(128, 0))
     assert made is not None and torch.equal(made, blocks) and made.stride() == (8, 1)
-    assert fp8_product.scales_of_blocks(weight, torch.rand(384, 8)) is None
+    assert bytes_product.scales_of_blocks(weight, torch.rand(384, 8)) is None
 
 
 @pytest.mark.parametrize("num_rows", [160, 163])
@@ -465,7 +465,7 @@ def test_rows_for_the_vendors_product_are_whole_sixteens(
     monkeypatch.setattr(torch, "_scaled_mm", product)
     x = round_rows_ref(torch.randn(num_rows, 256), Rounding(128))
     weight, blocks = torch.randn(384, 256).to(torch.float8_e4m3fn), torch.rand(3, 2) + 0.5
-    y = fp8_product.multiply_blocks(x, weight, blocks)
+    y = bytes_product.multiply_blocks(x, weight, blocks)
     scales = blocks.repeat_interleave(128, 0)
     expected = scaled_matmul_ref(x.values, x.scales, weight, scales, block=128, dtype=torch.float32)
     torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-3)
@@ -475,13 +475,13 @@ def test_rows_for_the_vendors_product_are_whole_sixteens(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("num_rows", [130, 256, 1001])
 def test_the_vendors_product_of_blocks_matches(num_rows: int) -> None:
-    if not fp8_product.knows_blocks(torch.device("cuda")):
+    if not bytes_product.knows_blocks(torch.device("cuda")):
         pytest.skip("this GPU or torch has no such product")
     x = round_rows(torch.randn(num_rows, 1536, device="cuda").bfloat16(), Rounding(128))
     weight = torch.randn(384, 1536, device="cuda").to(torch.float8_e4m3fn)
     scale = (torch.rand(3, 12, device="cuda") + 0.5).repeat_interleave(128, 0)
-    blocks = fp8_product.scales_of_blocks(weight, scale)
+    blocks = bytes_product.scales_of_blocks(weight, scale)
     assert blocks is not None
-    y = fp8_product.multiply_blocks(x, weight, blocks).float()
+    y = bytes_product.multiply_blocks(x, weight, blocks).float()
     expected = scaled_matmul_ref(x.values, x.scales, weight, scale, block=128, dtype=torch.float32)
     torch.testing.assert_close(y, expected, rtol=2e-2, atol=2e-2 * float(expected.abs().max()))

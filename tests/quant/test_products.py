@@ -6,18 +6,21 @@ import itertools
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from pellucid.kernels.quantize_fp8 import quantize_fp8_ref
+from pellucid.kernels.round_rows import Rounding, round_rows_ref, rounded_bytes_ref
+from pellucid.kernels.silu_mul import silu_mul_ref
+from pellucid.kernels.tiles import Gemv, SplitK
 from pellucid.platform import Platform
 from pellucid.quant.base import LinearShape
+from pellucid.quant.bytes_product import MULTIPLY as BYTES_PRODUCTS
 from pellucid.quant.fp8 import Fp8, Fp8Format, QuantizedWhenLoaded
-from pellucid.quant.fp8_product import MULTIPLY as FP8_PRODUCTS
 from pellucid.quant.int8 import MULTIPLY as INT8_PRODUCTS
-from pellucid.quant.int8 import Int8, quantize_rows
+from pellucid.quant.int8 import Int8, Int8Format, quantize_rows
 from pellucid.quant.products import Multiplier, Product, fp8_product, int8_product, plain_product
 from tests.models.harness import CPU, load
 from tests.quant.layers import make_linear
@@ -38,7 +41,12 @@ def gpu(capability: tuple[int, int]) -> Platform:
 
 def all_products(platform: Platform, *, packs: bool = False) -> dict[str, Product]:
     """By what was asked for."""
-    products = {"int8": int8_product(platform, packs=packs)}
+    products = {
+        f"int8 {dtype} {rounds} {is_whole}": int8_product(
+            platform, dtype, rounds=rounds, is_static=rounds, packs=packs or is_whole
+        )
+        for dtype, rounds, is_whole in itertools.product(DTYPES, (False, True), (False, True))
+    }
     for dtype, (num_in, num_out) in itertools.product(DTYPES, SHAPES):
         shape = LinearShape(in_features=num_in, out_partitions=(num_out,), split="out", dtype=dtype)
         products[f"{dtype}"] = plain_product(dtype, platform, packs=packs)
@@ -52,11 +60,12 @@ def all_products(platform: Platform, *, packs: bool = False) -> dict[str, Produc
 def test_a_gpu_multiplies_all_weights_and_widens_none_in_memory(capability: tuple[int, int]) -> None:
     for asked, product in all_products(gpu(capability)).items():
         assert product.multiplier not in SLOW, asked
-        assert not product.rounds or capability >= (8, 9), f"{asked}: this GPU has no FP8"
-        if asked.startswith("fp8"):
-            assert product.multiplier in FP8_PRODUCTS
-        if asked == "int8":
-            assert product.multiplier in INT8_PRODUCTS
+        is_fp8 = asked.startswith("fp8")
+        assert not (is_fp8 and product.rounds) or capability >= (8, 9), f"{asked}: this GPU has no FP8"
+        if is_fp8 or product.multiplier is Multiplier.INT8_KERNELS:
+            assert product.multiplier in BYTES_PRODUCTS
+        elif asked.startswith("int8"):
+            assert product.multiplier in (*INT8_PRODUCTS, Multiplier.UNPACKED)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +84,7 @@ def test_what_no_kernel_is_written_for_is_refused_with_the_way_out(platform: Pla
     shape = LinearShape(in_features=64, out_partitions=(64,), split="out", dtype=torch.float16)
     for refused in (
         lambda: plain_product(torch.float16, platform, packs=False),
-        lambda: int8_product(platform, packs=False),
+        lambda: int8_product(platform, torch.float16),
         lambda: fp8_product(shape, platform, block=64),
     ):
         with pytest.raises(ValueError, match=words):
@@ -130,8 +139,9 @@ def test_the_vendor_multiplies_blocks_of_widths_that_it_takes(
 
 
 def test_a_cpu_packs_what_it_can_and_says_where_it_is_slow() -> None:
-    assert int8_product(CPU, packs=True).multiplier is Multiplier.PACKED
-    assert int8_product(CPU, packs=False).multiplier is Multiplier.WIDENED
+    for rounds in (False, True):
+        assert int8_product(CPU, torch.bfloat16, rounds=rounds, packs=True).multiplier is Multiplier.PACKED
+        assert int8_product(CPU, torch.bfloat16, rounds=rounds).multiplier is Multiplier.WIDENED
     slow = {product for product in all_products(CPU).values() if product.multiplier in SLOW}
     fp8 = {"fp8 rows", "fp8 rows, static activations", "fp8 blocks of 128 inputs", "fp8 blocks of 48 inputs"}
     assert {product.kind for product in slow} == {"int8 rows", *fp8}
@@ -150,7 +160,7 @@ def test_where_there_is_no_fp8_weights_alone_are_rounded(format: Fp8Format | Non
     layer.product = method.choose(layer.shape, gpu((8, 0)))
     assert layer.rounding is None
     if format is None:
-        _, scale = quantize_fp8_ref(layer.param("weight"), 96)
+        _, scale = rounded_bytes_ref(layer.param("weight"), 96)
     else:
         scale = layer.param("weight_scale").clone()
     layer.finish()
@@ -162,15 +172,67 @@ def test_where_there_is_no_fp8_weights_alone_are_rounded(format: Fp8Format | Non
     assert {name for name, _ in layer.named_parameters()} == {"weight", "weight_scale", "bias"}
 
 
-def test_int8_on_a_gpu_is_widened_in_registers() -> None:
+@pytest.mark.parametrize(
+    ("dtype", "rounds", "packs", "multiplier"),
+    [
+        (torch.bfloat16, True, True, Multiplier.INT8_KERNELS),
+        (torch.float16, True, False, Multiplier.INT8_KERNELS),
+        (torch.bfloat16, False, True, Multiplier.UNPACKED),
+        (torch.bfloat16, False, False, Multiplier.WEIGHT_ONLY),  # a table's codes lie as rows are looked up
+        (torch.float32, False, True, Multiplier.WEIGHT_ONLY),
+    ],
+)
+def test_a_gpu_multiplies_integers_where_activations_are_rounded_to_them(
+    dtype: torch.dtype, rounds: bool, packs: bool, multiplier: Multiplier
+) -> None:
+    for capability in SERVED:
+        assert int8_product(gpu(capability), dtype, rounds=rounds, packs=packs).multiplier is multiplier
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_activations_that_are_not_rounded_are_multiplied_with_the_numbers_of_weights(
+    dtype: torch.dtype,
+) -> None:
+    """In 16 bits by the kernels of packed codes, by another one in float32."""
     pytest.importorskip("triton")
-    layer = make_linear(method := Int8(), torch.float16)
-    method.choose(layer.shape, gpu((9, 0)))
+    layer = make_linear(method := Int8(), dtype, bias=True)
+    layer.product = method.choose(layer.shape, gpu((8, 0)))
     integers, scale = quantize_rows(layer.param("weight"))
     layer.finish()
-    x = torch.randn(3, 96).half()
-    expected = F.linear(x.double(), integers.double() * scale.double()[:, None])
-    torch.testing.assert_close(layer(x).double(), expected, atol=1e-3, rtol=1e-3)
+    x = torch.randn(3, 96).to(dtype)
+    assert layer.rounding is None and layer.bias is not None
+    expected = F.linear(x.double(), integers.double() * scale.double()[:, None]) + layer.bias
+    torch.testing.assert_close(layer(x).double(), expected, atol=4e-3, rtol=4e-3)
+
+
+@pytest.mark.parametrize("activations", ["dynamic", "static"])
+def test_integers_of_a_checkpoint_are_multiplied_as_its_activations_are_rounded(
+    activations: Literal["dynamic", "static"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums are exact, so whoever rounds them, and whichever kernel multiplies, the bits are the same."""
+    pytest.importorskip("triton")
+    from pellucid.kernels import own_products
+
+    few = {1: Gemv(4, 128, 4), 4: SplitK(16, 64, 2, 4, 3), 8: None}
+    monkeypatch.setattr(own_products, "choices_for", lambda weight, group: few)
+    layer = make_linear(method := Int8(Int8Format(activations)), torch.float16)
+    layer.product = method.choose(layer.shape, gpu((9, 0)))
+    weight, scale = layer.param("weight").double(), layer.param("weight_scale").float() / 100
+    layer.param("weight_scale").copy_(scale)
+    static = layer.param("input_scale").max().clone() if activations == "static" else None
+    layer.finish()
+    assert {name for name, _ in layer.named_parameters()} >= {"weight", "weight_scale"}
+    x = torch.randn(9, 96).half()
+    rounded = round_rows_ref(x, Rounding(static=static, dtype=torch.int8))
+    expected = ((rounded.values.double() @ weight.T).float() * scale.T * rounded.scales).half()
+    rounding = layer.rounding
+    assert rounding is not None
+    for num_rows in (0, 1, 3, 4, 9):
+        assert torch.equal(layer(x[:num_rows]), expected[:num_rows])
+        assert torch.equal(layer(round_rows_ref(x[:num_rows], rounding())), expected[:num_rows])
+    gated = layer.gated(round_rows_ref(x[:1], rounding()), "silu", None)  # pyright: ignore[reportArgumentType]
+    assert gated is not None
+    torch.testing.assert_close(gated, silu_mul_ref(expected[:1]), rtol=2**-8, atol=2**-12)
 
 
 @pytest.mark.parametrize("quantization", [None, "fp8", "int8"])

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pellucid.platform import Platform
+from pellucid.quant.base import LinearShape
 from pellucid.quant.fp8 import Fp8, QuantizedWhenLoaded
 from pellucid.quant.int8 import Int8
 from pellucid.quant.packed import Packed
@@ -19,6 +20,7 @@ CPU = Platform(device="cpu", name="CPU", memory_total=1 << 33, memory_free=1 << 
 GPU = Platform(
     device="cuda", name="a GPU", memory_total=1 << 33, memory_free=1 << 33, num_cores=1, capability=(9, 0)
 )
+SHAPE = LinearShape(in_features=64, out_partitions=(32, 32), split="out", dtype=torch.bfloat16)
 PATHS = ("model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj")
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 BLOCKS = {**FP8, "weight_block_size": [128, 128]}
@@ -93,6 +95,34 @@ def test_in_float32_and_where_no_product_is_weights_are_decoded(
     assert exact.stored(PATHS[0], "linear") is not None
     on_cpu = chosen(quantization, platform=CPU).method(PATHS, "linear")
     assert type(on_cpu) is (Int8 if quantization is INTEGERS else Packed if native else Unquantized)
+
+
+@pytest.mark.parametrize(
+    ("act", "activations"),
+    [
+        ({}, "dynamic"),
+        ({"dynamic": False, "strategy": "tensor"}, "static"),
+        ({"symmetric": False}, None),
+        (None, None),
+    ],
+)
+def test_integers_are_multiplied_as_activations_are_rounded(
+    act: dict[str, object] | None, activations: str | None
+) -> None:
+    """A GPU keeps packed what it does not multiply with integers; a CPU has one product for all but zeros."""
+    group = INTEGERS["config_groups"]["group_0"]
+    inputs = None if act is None else group["input_activations"] | act
+    config = INTEGERS | {"config_groups": {"group_0": group | {"input_activations": inputs}}}
+    method = chosen(config).method(PATHS, "linear")
+    if activations is None:
+        assert type(method) is Packed
+    else:
+        assert isinstance(method, Int8) and method.activations == activations
+        assert ("input_scale" in method.params(SHAPE)) == (activations == "static")
+    on_cpu = chosen(config, platform=CPU).method(PATHS, "linear")
+    is_int8 = act is None or act.get("symmetric", True)
+    assert isinstance(on_cpu, Int8) == is_int8
+    assert not isinstance(on_cpu, Int8) or on_cpu.activations == "plain"
 
 
 def test_matrices_that_are_not_stored_alike_are_not_merged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -15,6 +16,7 @@ from pellucid.quant.layouts.base import ActFormat, LayerFormat, MatrixShape
 from pellucid.quant.layouts.ggml.types import SIZES
 from pellucid.quant.schemes import ALIASES, REFUSED, SCHEMES, rules_of
 from pellucid.quant.schemes.base import Rules, StoredConfig
+from pellucid.weights.decoded import describe
 from tests.quant.formats import FORMATS, raw_of, stored
 
 UP, DOWN = "model.layers.0.mlp.up_proj", "model.layers.0.mlp.down_proj"
@@ -492,3 +494,16 @@ def test_every_name_leads_somewhere() -> None:
     assert not set(REFUSED) & set(SCHEMES) and not set(ALIASES) & set(SCHEMES)
     for name in LAYOUTS:
         LAYOUTS.load(name)
+
+
+def test_a_format_is_told_with_what_it_rounds_activations_to() -> None:
+    weights = LayerFormat(layout="scaled", code=S8, group=ROW)
+    told = "scaled s8, a scale for each row"
+    assert describe(weights) == told
+    for act, words in (
+        (ActFormat(type="s8"), "s8, a scale for each row"),
+        (ActFormat(type="s8", symmetric=False), "s8, a scale for each row and zero"),
+        (ActFormat(type="e4m3", static=True), "e4m3, one scale"),
+        (ActFormat(type="e4m3", group=128), "e4m3, a scale for each 128 inputs"),
+    ):
+        assert describe(replace(weights, act=act)) == f"{told}, for activations in {words}"

@@ -1,11 +1,12 @@
-"""Products with FP8 weights: activations are rounded to FP8, too, where the machine multiplies in FP8.
+"""Products with FP8 or INT8 weights: activations are rounded, too, where the machine multiplies such bytes.
 
 y is the sum over blocks of inputs of s_x s_w (x / s_x) (w / s_w), added up in float32, or nearly so: Hopper's
 tensor cores keep about 14 bits of a sum, which few rows' kernels and the vendor's product of whole rows take
 as it is, where there are blocks of each alone; FP8 itself has four.  A block is a whole row or as many inputs
 as the checkpoint says.  GPUs of compute capability 8.9 and newer multiply in FP8; older ones widen the
 weights in registers and leave activations as they are; CPUs multiply the same rounded numbers in float32,
-exact but slow: there it is for checking results.  `products.py` decides.
+exact but slow: there it is for checking results.  Sums of integers are exact, and rounded once, in float32.
+`products.py` decides.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pellucid.kernels.quantize_fp8 import Rounded, Rounding, round_rows, round_rows_ref
+from pellucid.kernels.round_rows import Rounded, Rounding, round_rows, round_rows_ref
 from pellucid.kernels.scaled_matmul import scaled_matmul, scaled_matmul_ref
 from pellucid.quant.base import LinearLayer
 from pellucid.quant.products import Multiplier, Product
@@ -26,9 +27,9 @@ MOST_FEW = 128  # rows, that are kernels' of ours where the vendor has a product
 
 
 class Multiply(Protocol):
-    """x [T, K] times FP8 weight [N, K] transposed, with a scale for each `block` of a row's inputs.
+    """x [T, K] times FP8 or INT8 weight [N, K] transposed, with a scale for each `block` of a row's inputs.
 
-    x_scale: of FP8 activations; None: they are as they were.
+    x_scale: of rounded activations; None: they are as they were.
     """
 
     def __call__(
@@ -44,16 +45,18 @@ class Multiply(Protocol):
 
 
 class Few(Protocol):
-    """The product for few rows, rounded or not, bias added; None where the others are no slower."""
+    """The product for few rows, rounded or not, bias added; None where the others are no slower.
 
-    def __call__(self, x: Tensor | Rounded, layer: LinearLayer) -> Tensor | None: ...
+    act: gate the [gate | up] that it is; then None is also where that takes a pass of its own.
+    """
+
+    def __call__(self, x: Tensor | Rounded, layer: LinearLayer, act: str | None = None) -> Tensor | None: ...
 
 
-class Fp8Product:
-    """The product with an FP8 matrix [N, K], which becomes the layer's "weight".
+class BytesProduct:
+    """The product with an FP8 or INT8 matrix [N, K], which becomes the layer's "weight".
 
-    scale: float32 [N, G], of each output and block of inputs.  block: inputs a block, K for whole rows.
-    static: one scale of all activations; None gives each token (and block) its own.
+    scale: float32 [N, G], of each output and block of inputs.  rounding: of activations, to blocks as long.
     """
 
     def __init__(
@@ -62,17 +65,15 @@ class Fp8Product:
         weight: Tensor,
         scale: Tensor,
         product: Product,
-        *,
-        block: int,
-        static: Tensor | None = None,
+        rounding: Rounding,
     ) -> None:
         layer.replace("weight", weight.detach())
         layer.replace("weight_scale", scale.detach())
         self.rounds = product.rounds
-        if static is not None:
-            layer.replace("input_scale", static.detach() if self.rounds else None)
-        self.block = block
-        self.rounding = Rounding(None if block == weight.shape[1] else block, static)
+        if rounding.static is not None:
+            layer.replace("input_scale", rounding.static.detach() if self.rounds else None)
+        self.block = rounding.group or weight.shape[1]
+        self.rounding = rounding
         self.round = round_rows if weight.device.type == "cuda" else round_rows_ref
         self.multiply: Multiply = MULTIPLY[product.multiplier]
         self.few: Few = few_rows(weight, self.rounding) if product.has_few_rows else no_few_rows
@@ -113,17 +114,17 @@ class Fp8Product:
 
 def few_rows(weight: Tensor, rounding: Rounding) -> Few:
     """Kernels for few rows, those that are fast for this weight [N, K] on its GPU."""
-    from pellucid.kernels.own_products import OwnFp8Products, choices_for  # where Triton is installed
+    from pellucid.kernels.own_products import OwnByteProducts, choices_for  # where Triton is installed
 
-    small = OwnFp8Products(weight, choices_for(weight, rounding.group), rounding)
+    small = OwnByteProducts(weight, choices_for(weight, rounding.group), rounding)
 
-    def few(x: Tensor | Rounded, layer: LinearLayer) -> Tensor | None:
-        return small(x, layer.param("weight"), layer.param("weight_scale"), bias=layer.bias)
+    def few(x: Tensor | Rounded, layer: LinearLayer, act: str | None = None) -> Tensor | None:
+        return small(x, layer.param("weight"), layer.param("weight_scale"), bias=layer.bias, act=act)
 
     return few
 
 
-def no_few_rows(x: Tensor | Rounded, layer: LinearLayer) -> None:
+def no_few_rows(x: Tensor | Rounded, layer: LinearLayer, act: str | None = None) -> None:
     """However few there are."""
 
 
@@ -189,6 +190,7 @@ MULTIPLY: dict[Multiplier, Multiply] = {
     Multiplier.FP8_KERNELS: scaled_matmul,
     Multiplier.FP8_BLOCKS: scaled_matmul,
     Multiplier.FP8_KERNEL: scaled_matmul,
+    Multiplier.INT8_KERNELS: scaled_matmul,
     Multiplier.WEIGHT_ONLY: scaled_matmul,
     Multiplier.REFERENCE: scaled_matmul_ref,
 }
