@@ -45,3 +45,11 @@ def wait(DEPENDENT: tl.constexpr):
     """Until all kernels before this one have ended and what they wrote can be read."""
     if DEPENDENT:
         gdc_wait()
+
+
+@triton.jit
+def ask_for(at):
+    """Have the lines of memory at these addresses in the L2 cache."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1
+    )

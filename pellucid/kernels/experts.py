@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pellucid.kernels.dependent import dependent, let_next_start, wait
+from pellucid.kernels.dependent import ask_for, dependent, let_next_start, wait
 from pellucid.kernels.language import tl, triton
 from pellucid.kernels.paged_attention import SHARED_MEMORY
 from pellucid.kernels.routing import Chosen, Sorted, sort_pairs
@@ -483,10 +483,7 @@ def ask_for_rows(weight_ptr, expert, column, NUM_OUT: tl.constexpr, NUM_IN: tl.c
     LINES: tl.constexpr = (NUM_IN + LINE - 1) // LINE
     line = tl.minimum(tl.arange(0, triton.next_power_of_2(LINES)), LINES - 1)
     row = expert[:, None] * NUM_OUT + tl.minimum(column, NUM_OUT - 1)[None, :]
-    at = weight_ptr + row[:, :, None] * NUM_IN + line[None, None, :] * LINE
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1
-    )
+    ask_for(weight_ptr + row[:, :, None] * NUM_IN + line[None, None, :] * LINE)
 
 
 @triton.jit(do_not_specialize=["num_experts"])

@@ -15,18 +15,18 @@ Legend: T tokens, E experts, k chosen of a token, P = T * k pairs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from pellucid.kernels.dependent import dependent, let_next_start, wait
+from pellucid.kernels.dependent import ask_for, dependent, let_next_start, wait
 from pellucid.kernels.language import tl, triton
 from pellucid.kernels.noise import PRIME, keys_ref, uniform
 
-WIDE_TILE = 16, 64, 64  # tokens, experts, inputs
-FEW_WIDE, MOST_WIDE, WIDE_PROGRAMS = 4, 512, 256
+# Tokens whose logits are summed up here, by bytes of a router's weight; of few, each expert's in one program.
+FEW_TOKENS, MOST_TOKENS = {2: 1, 4: 4}, {2: 256, 4: 512}
+PART_PROGRAMS = 256
 BLOCKS = 1024, 2048, 8192  # pairs that a program counts at a time: the last where there are more
 
 
@@ -74,6 +74,20 @@ class Uniform:
     salt: int  # of the layer
 
 
+class Parts(NamedTuple):
+    """Logits whose sums over inputs are not added up yet."""
+
+    sums: Tensor  # [S, T, E] float32
+    added: Tensor | None = None  # [E], a bias of the product
+    dtype: torch.dtype = torch.float32  # that they are rounded to
+
+    def total(self) -> Tensor:
+        """[T, E] float32"""
+        total = self.sums.sum(0)
+        total = total if self.added is None else total + self.added
+        return total.to(self.dtype).float()
+
+
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """Of each token, in the order of falling scores."""
@@ -92,7 +106,7 @@ class Sorted:
 
 
 def route(
-    logits: Tensor,
+    logits: Tensor | Parts,
     routing: Routing,
     share: Share,
     *,
@@ -100,10 +114,11 @@ def route(
     end: Tensor | None = None,
     uniform: Uniform | None = None,
 ) -> Chosen:
-    """logits [T, E], or parts of sums [S, T, E].  bias [E] float32: to choose by, not to weigh with.
+    """logits [T, E].  bias [E] float32: to choose by, not to weigh with.
 
     end: one integer; tokens from this number on are padding, which goes to nobody.
     """
+    logits, added, dtype = logits if isinstance(logits, Parts) else (logits, None, torch.float32)
     num_tokens, num_experts = logits.shape[-2:]
     assert num_experts == routing.num_experts and logits.stride(-1) == 1, logits.shape
     ids = torch.empty((num_tokens, routing.top_k), dtype=torch.int32, device=logits.device)
@@ -111,6 +126,7 @@ def route(
     if num_tokens:
         route_kernel[(num_tokens,)](
             logits,
+            added,
             bias,
             end,
             None if uniform is None else uniform.token_ids,
@@ -127,6 +143,7 @@ def route(
             E=num_experts,
             E_PADDED=triton.next_power_of_2(num_experts),
             PARTS=len(logits) if logits.ndim == 3 else 1,
+            DTYPE=getattr(tl, str(dtype).removeprefix("torch.")),
             TOP_K=routing.top_k,
             K_PADDED=triton.next_power_of_2(routing.top_k),
             SIGMOID=routing.score == "sigmoid",
@@ -141,7 +158,7 @@ def route(
 
 
 def route_ref(
-    logits: Tensor,
+    logits: Tensor | Parts,
     routing: Routing,
     share: Share,
     *,
@@ -150,8 +167,8 @@ def route_ref(
     uniform: Uniform | None = None,
 ) -> Chosen:
     """The same in plain torch: what CPUs run."""
-    logits = logits.float() if uniform is None else chances_ref(uniform, routing.num_experts)
-    logits = logits.sum(0) if logits.ndim == 3 else logits
+    logits = logits.total() if isinstance(logits, Parts) else logits.float()
+    logits = logits if uniform is None else chances_ref(uniform, routing.num_experts)
     scores = logits.softmax(-1) if routing.score == "softmax" else logits.sigmoid()
     liking = scores if bias is None else scores + bias
     if routing.groups > 1:
@@ -167,41 +184,48 @@ def route_ref(
     return Chosen(here.masked_fill(nobody, share.num).int(), weights * routing.scale)
 
 
-def wide_logits(x: Tensor, weight: Tensor) -> Tensor:
-    """x [T, D] W^T in float32, of a float32 W [E, D], as parts of sums [S, T, E]; of many tokens [T, E]."""
+def logit_parts(x: Tensor, weight: Tensor, added: Tensor | None = None) -> Parts | None:
+    """x [T, D] W^T of W [E, D], in x's dtype or float32, plus a bias; None where the library is as fast."""
     num_tokens, num_experts = len(x), len(weight)
-    if x.itemsize > 2 or not 0 < num_tokens <= MOST_WIDE or x.stride(1) != 1:
-        return F.linear(x.float(), weight)
-    if num_tokens <= FEW_WIDE:
-        return few_wide_logits(x, weight)
-    blocks = triton.cdiv(num_tokens, WIDE_TILE[0]) * triton.cdiv(num_experts, WIDE_TILE[1])
-    parts = max(1, min(WIDE_PROGRAMS // blocks, x.shape[1] // (2 * WIDE_TILE[2]), 32))
-    parts = 1 << parts.bit_length() - 1  # of few kinds of launches
-    out = torch.empty(parts, num_tokens, num_experts, dtype=torch.float32, device=x.device)
-    grid = triton.cdiv(num_tokens, WIDE_TILE[0]), triton.cdiv(num_experts, WIDE_TILE[1]), parts
-    wide_logits_kernel[grid](
+    if x.itemsize > 2 or not 0 < num_tokens <= MOST_TOKENS[weight.itemsize] or x.stride(1) != 1:
+        return None
+    if num_tokens <= FEW_TOKENS[weight.itemsize]:
+        return Parts(sums_of_few(x, weight), added, weight.dtype)
+    rows, outs, step = part_tile(num_experts, weight.itemsize)
+    blocks = triton.cdiv(num_tokens, rows) * triton.cdiv(num_experts, outs)
+    num_parts = max(1, min(PART_PROGRAMS // blocks, x.shape[1] // (2 * step), 32))
+    num_parts = 1 << num_parts.bit_length() - 1  # of few kinds of launches
+    sums = torch.empty(num_parts, num_tokens, num_experts, dtype=torch.float32, device=x.device)
+    grid = triton.cdiv(num_tokens, rows), triton.cdiv(num_experts, outs), num_parts
+    logit_parts_kernel[grid](
         x,
         weight,
-        out,
+        sums,
         num_tokens,
         x.stride(0),
         NUM_IN=x.shape[1],
         E=num_experts,
-        ROWS=WIDE_TILE[0],
-        OUTS=WIDE_TILE[1],
-        STEP=WIDE_TILE[2],
+        ROWS=rows,
+        OUTS=outs,
+        STEP=step,
         num_warps=4,
         num_stages=3,
         **dependent(),
     )
-    return out
+    return Parts(sums, added, weight.dtype)
 
 
-def few_wide_logits(x: Tensor, weight: Tensor) -> Tensor:
+def part_tile(num_experts: int, itemsize: int) -> tuple[int, int, int]:
+    """Tokens, experts and inputs at a time, as measured on an H200.  itemsize: bytes of a weight."""
+    outs = 64 if num_experts > 32 else 32
+    return 16, outs, 128 if itemsize == 2 and outs == 64 else 64
+
+
+def sums_of_few(x: Tensor, weight: Tensor) -> Tensor:
     """The same, [1, T, E], with weights that are asked for while the kernel before still runs."""
     num_experts, num_in = weight.shape
     out = torch.empty(1, len(x), num_experts, dtype=torch.float32, device=x.device)
-    few_wide_logits_kernel[(num_experts,)](
+    few_logits_kernel[(num_experts,)](
         x,
         weight,
         out,
@@ -214,11 +238,6 @@ def few_wide_logits(x: Tensor, weight: Tensor) -> Tensor:
         **dependent(),
     )
     return out
-
-
-def wide_logits_ref(x: Tensor, weight: Tensor) -> Tensor:
-    """The same, [T, E]."""
-    return F.linear(x.float(), weight)
 
 
 def chances_ref(uniform: Uniform, num_experts: int) -> Tensor:
@@ -286,6 +305,7 @@ def sort_pairs_ref(chosen: Chosen, num_experts: int, tile: int) -> Sorted:
 
 
 SALT = tl.constexpr(1 << 32)  # above all token ids
+AHEAD = tl.constexpr(2)  # steps of weights to ask for before the kernel before has ended
 NEVER = tl.constexpr(float("-inf"))
 LAST = tl.constexpr(-(2**63))
 
@@ -324,6 +344,7 @@ def in_best_groups(
 )
 def route_kernel(
     logits_ptr,
+    added_ptr,  # [E], a bias of the logits, or None
     bias_ptr,  # [E] or None
     end_ptr,  # one integer, or None
     token_ids_ptr,  # [T], or None: choose by logits
@@ -340,6 +361,7 @@ def route_kernel(
     E: tl.constexpr,
     E_PADDED: tl.constexpr,
     PARTS: tl.constexpr,
+    DTYPE: tl.constexpr,  # that sums of parts are rounded to
     TOP_K: tl.constexpr,
     K_PADDED: tl.constexpr,
     SIGMOID: tl.constexpr,
@@ -356,12 +378,14 @@ def route_kernel(
     place = tl.arange(0, K_PADDED)
     inside = expert < E
     bias = tl.load(bias_ptr + expert, mask=inside, other=0.0) if bias_ptr is not None else 0.0
+    added = tl.load(added_ptr + expert, mask=inside, other=0.0) if added_ptr is not None else 0.0
     wait(DEPENDENT)
     if token_ids_ptr is None:
         at = logits_ptr + token * stride + expert
         logits = tl.load(at, mask=inside, other=NEVER).to(tl.float32)
         for part in tl.static_range(1, PARTS):
             logits += tl.load(at + part * part_stride, mask=inside, other=0.0)
+        logits = (logits + added).to(DTYPE).to(tl.float32)
     else:
         seed = tl.load(token_ids_ptr + token).to(tl.int64) + salt.to(tl.int64) * SALT
         chance = uniform(seed, tl.load(positions_ptr + token), expert.to(tl.int64))
@@ -396,7 +420,7 @@ def route_kernel(
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def wide_logits_kernel(
+def logit_parts_kernel(
     x_ptr,
     weight_ptr,
     out_ptr,  # [S, T, E]
@@ -417,6 +441,11 @@ def wide_logits_kernel(
     k = tl.arange(0, STEP)
     steps: tl.constexpr = (NUM_IN + STEP - 1) // STEP
     first, last = steps * part // parts, steps * (part + 1) // parts
+    if DEPENDENT:
+        LINE: tl.constexpr = 1024 // weight_ptr.dtype.element_ty.primitive_bitwidth  # numbers of a line
+        line = first * STEP + tl.arange(0, AHEAD * STEP // LINE) * LINE
+        known = (expert < E)[:, None] & (line < NUM_IN)[None, :]
+        ask_for(tl.where(known, weight_ptr + expert[:, None] * NUM_IN + line[None, :], weight_ptr))
     wait(DEPENDENT)
     y = tl.zeros((OUTS, ROWS), tl.float32)
     for step in range(first, last):
@@ -425,13 +454,13 @@ def wide_logits_kernel(
         w = tl.load(w_at, mask=(expert < E)[:, None] & inside[None, :], other=0.0)
         x_at = x_ptr + token.to(tl.int64)[None, :] * x_stride + (step * STEP + k)[:, None]
         x = tl.load(x_at, mask=(token < num_tokens)[None, :] & inside[:, None], other=0.0)
-        y = tl.dot(w, x.to(tl.float32), y, input_precision="tf32x3")
+        y = tl.dot(w, x.to(w.dtype), y, input_precision="tf32x3")
     at = out_ptr + (part.to(tl.int64) * num_tokens + token[None, :]) * E + expert[:, None]
     tl.store(at, y, mask=(token < num_tokens)[None, :] & (expert < E)[:, None])
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def few_wide_logits_kernel(
+def few_logits_kernel(
     x_ptr,
     weight_ptr,
     out_ptr,  # [1, T, E]
@@ -445,7 +474,7 @@ def few_wide_logits_kernel(
     """One program an expert."""
     let_next_start(DEPENDENT)
     expert, k = tl.program_id(0), tl.arange(0, PADDED)
-    w = tl.load(weight_ptr + expert * NUM_IN + k, mask=k < NUM_IN, other=0.0)
+    w = tl.load(weight_ptr + expert * NUM_IN + k, mask=k < NUM_IN, other=0.0).to(tl.float32)
     wait(DEPENDENT)
     for token in range(num_tokens):
         x = tl.load(x_ptr + token * x_stride + k, mask=k < NUM_IN, other=0.0).to(tl.float32)

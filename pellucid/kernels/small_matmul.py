@@ -32,7 +32,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from pellucid.kernels.dependent import dependent, let_next_start, wait
+from pellucid.kernels.dependent import ask_for, dependent, let_next_start, wait
 from pellucid.kernels.scaled_matmul import scaled_matmul_ref
 from pellucid.kernels.silu_mul import gate, silu_mul_ref
 from pellucid.kernels.tiles import MAX_GEMV_ROWS, MAX_SPLIT_K_ROWS, Gemv, SplitK
@@ -287,14 +287,6 @@ def gemv_kernel(
     ring._keep_alive()
 
 
-@triton.jit
-def prefetch(at):
-    """Ask for the lines of memory at these addresses, to have them in the L2 cache."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1
-    )
-
-
 LINE_BYTES = tl.constexpr(128)
 AHEAD = tl.constexpr(2)  # tiles of W to ask for before the kernel before this one has ended
 
@@ -333,7 +325,7 @@ def split_k_kernel(
         elements: tl.constexpr = LINE_BYTES // (weight_ptr.dtype.element_ty.primitive_bitwidth // 8)
         lines: tl.constexpr = (AHEAD * BLOCK_K + elements - 1) // elements
         line = begin + tl.arange(0, lines)[None, :] * elements
-        prefetch(tl.where(known & (line < num_in), w_rows + line, weight_ptr))
+        ask_for(tl.where(known & (line < num_in), w_rows + line, weight_ptr))
     wait(DEPENDENT)
     # W stands on the left: its rows are many enough for the tensor cores' tile, those of x are not.
     x_at = x_ptr + row[None, :] * x_stride + k[:, None]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pellucid.dist.collectives import Group
 from pellucid.forward import ForwardInput
 from pellucid.kernels.experts import ExpertWeights, Gating, More, hidden_ref
-from pellucid.kernels.routing import Chosen, Routing, Share, Uniform
+from pellucid.kernels.routing import Chosen, Parts, Routing, Share, Uniform
 from pellucid.layers.activation import Act
 from pellucid.layers.addend import Addend, post_of
 from pellucid.layers.leaf import Leaf
@@ -92,13 +92,14 @@ class Router(nn.Module):
             uniform=self._chances(fwd, is_whole=is_whole) if self.is_uniform else None,
         )
 
-    def _logits(self, x: Tensor, fwd: ForwardInput) -> Tensor:
-        """[T, E], or parts of sums as `wide_logits` gives them."""
-        if not self.is_wide:
-            return self.linear(x, fwd)
-        if self.linear.bias is not None:
-            return self.linear(x.float(), fwd)
-        return self.leaf.wide_logits(x, self.linear.param("weight"))
+    def _logits(self, x: Tensor, fwd: ForwardInput) -> Tensor | Parts:
+        """Of x [T, D], for `route`."""
+        linear, logit_parts = self.linear, self.leaf.logit_parts
+        is_adapted = not self.is_wide and linear.lora is not None and fwd.adapters_of(x) is not None
+        parts = None
+        if logit_parts is not None and not is_adapted:
+            parts = logit_parts(x, linear.param("weight"), linear.bias)
+        return linear(x.float() if self.is_wide else x, fwd) if parts is None else parts
 
     def _chances(self, fwd: ForwardInput, *, is_whole: bool) -> Uniform:
         ids, positions = fwd.input_ids, fwd.positions

@@ -27,13 +27,14 @@ from pellucid.kernels.rms_norm import (
     posted,
 )
 from pellucid.kernels.round_rows import Rounded, Rounding
-from pellucid.kernels.routing import Chosen, route, route_ref, wide_logits, wide_logits_ref
+from pellucid.kernels.routing import Chosen, Parts, logit_parts, route, route_ref
 from pellucid.kernels.silu_mul import silu_mul, silu_mul_ref, silu_mul_rounded, silu_mul_rounded_ref
 from pellucid.native import between
 from pellucid.native.library import library
 
 AddNorm = Callable[[Tensor, Tensor | None, Tensor | None, float, Post], tuple[Tensor, Tensor]]
 AddNormRounded = Callable[[Tensor, Tensor | None, Tensor, float, Rounding, Post], tuple[Rounded, Tensor]]
+LogitParts = Callable[[Tensor, Tensor, Tensor | None], Parts | None]
 CapLogits = Callable[[Tensor, float, float | None], Tensor]
 
 
@@ -46,7 +47,7 @@ class Leaf:
     add_norm_rounded: AddNormRounded
     gated_rounded: Callable[[Tensor, str, Rounding], Rounded]
     route: Callable[..., Chosen]  # see route
-    wide_logits: Callable[[Tensor, Tensor], Tensor]
+    logit_parts: LogitParts | None  # None: the library's product is as fast
     mix: Callable[..., Tensor]  # see mix_experts
     mix_packed: Callable[..., Tensor]  # see mix_packed
     cap_logits: CapLogits
@@ -73,7 +74,7 @@ PLAIN = Leaf(
     add_rms_norm_rounded_ref,
     silu_mul_rounded_ref,
     route_ref,
-    wide_logits_ref,
+    None,
     mix_experts_ref,
     mix_packed_ref,
     cap_logits_ref,
@@ -85,7 +86,7 @@ FUSED = Leaf(
     add_rms_norm_rounded,
     silu_mul_rounded,
     route,
-    wide_logits,
+    logit_parts,
     mix_experts,
     mix_packed,
     cap_logits,

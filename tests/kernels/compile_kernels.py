@@ -110,11 +110,11 @@ from pellucid.kernels.rms_norm import MAX_DIM, add_rms_norm_kernel, warps_for
 from pellucid.kernels.round_rows import cut, round_rows_kernel
 from pellucid.kernels.round_rows import warps_for as warps_to_round
 from pellucid.kernels.routing import (
-    WIDE_TILE,
-    few_wide_logits_kernel,
+    few_logits_kernel,
+    logit_parts_kernel,
+    part_tile,
     route_kernel,
     sort_kernel,
-    wide_logits_kernel,
 )
 from pellucid.kernels.sample import BLOCKS, BLOCKS_OF_FEW, block_kernel, token_kernel
 from pellucid.kernels.scaled_matmul import scaled_matmul_kernel, step_for, tile_for
@@ -336,7 +336,7 @@ def compile_experts(target: GPUTarget) -> None:
         **dict.fromkeys(("ids_ptr", "end_ptr", "token_ids_ptr", "order_ptr", "starts_ptr"), "*i32"),
         **dict.fromkeys(("tiles_ptr",), "*i32"),
         **dict.fromkeys(("weights_ptr",), "*fp32"),
-        **dict.fromkeys(("bias_ptr",), "*bf16"),
+        **dict.fromkeys(("bias_ptr", "added_ptr"), "*bf16"),
         **dict.fromkeys(("scale", "floor", "limit", "alpha"), "fp32"),
         **dict.fromkeys(("stride", "salt", "first", "num_here", "num_pairs", "num_tiles"), "i32"),
         **dict.fromkeys(("x_stride", "more_stride", "num_experts", "num_tokens", "part_stride"), "i32"),
@@ -344,7 +344,15 @@ def compile_experts(target: GPUTarget) -> None:
         "positions_ptr": "*i64",
     }
     common = {"TOP_K": 8, "K_PADDED": 8, "E": 60, "E_PADDED": 64} | follows(target)
-    router = {"PARTS": 4, "SIGMOID": True, "RENORMALISE": True, "GROUPS": 4, "TOP_GROUPS": 2, "TOP2": True}
+    router = {
+        "PARTS": 4,
+        "DTYPE": gl.bfloat16,
+        "SIGMOID": True,
+        "RENORMALISE": True,
+        "GROUPS": 4,
+        "TOP_GROUPS": 2,
+        "TOP2": True,
+    }
     of_few = {"NUM_OUT": 1536, "NUM_IN": 2048, "ACT": "silu", "WEIGHS": True}
     few_turns = {"OUTS": FEW_DOWN.outs, "STEP": FEW_DOWN.step, "NUM_IN": 2048 if ALL else 768}  # unrolled
     launches = [
@@ -357,15 +365,17 @@ def compile_experts(target: GPUTarget) -> None:
     for kernel, constants, num_warps in launches:
         size = compiled(kernel, types, common | constants, target, num_warps=num_warps).metadata.shared
         sys.stdout.write(f"{kernel.fn.__name__} {target.arch} {size}\n")
-    wide = {"NUM_IN": 2048, "ROWS": WIDE_TILE[0], "OUTS": WIDE_TILE[1], "STEP": WIDE_TILE[2]}
-    own = {"weight_ptr": "*fp32", "out_ptr": "*fp32"}
-    size = compiled(
-        wide_logits_kernel, types | own, common | wide, target, num_warps=4, num_stages=3
-    ).metadata.shared
-    sys.stdout.write(f"wide_logits_kernel {target.arch} {size}\n")
-    few_of = common | {"NUM_IN": 7168, "PADDED": 8192}
-    size = compiled(few_wide_logits_kernel, types | own, few_of, target, num_warps=4).metadata.shared
-    sys.stdout.write(f"few_wide_logits_kernel {target.arch} {size}\n")
+    few_of = {"NUM_IN": 7168, "PADDED": 8192}
+    for weight, itemsize in (("*fp32", 4), ("*bf16", 2)):
+        own = types | {"weight_ptr": weight, "out_ptr": "*fp32"}
+        rows, outs, step = part_tile(60, itemsize)
+        parts = {"NUM_IN": 2048, "ROWS": rows, "OUTS": outs, "STEP": step}
+        size = compiled(
+            logit_parts_kernel, own, common | parts, target, num_warps=4, num_stages=3
+        ).metadata.shared
+        sys.stdout.write(f"logit_parts_kernel {target.arch} {size}\n")
+        size = compiled(few_logits_kernel, own, common | few_of, target, num_warps=4).metadata.shared
+        sys.stdout.write(f"few_logits_kernel {target.arch} {size}\n")
     tiles = [
         (rows, tile, is_gated)
         for rows, both in TILES.items()

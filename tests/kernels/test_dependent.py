@@ -20,6 +20,7 @@ CONSTANT = (
     "codes_ptr",
     "post_ptr",
     "bias_ptr",
+    "added_ptr",
 )  # what no kernel writes once an engine is ready
 # They leave it to `copy_first`, for which all others of a program wait, or to `begin`, of experts.
 DELEGATES = (

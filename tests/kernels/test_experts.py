@@ -20,16 +20,16 @@ from pellucid.kernels.experts import (
 )
 from pellucid.kernels.routing import (
     Chosen,
+    Parts,
     Routing,
     Share,
     Uniform,
+    logit_parts,
     most_tiles,
     route,
     route_ref,
     sort_pairs,
     sort_pairs_ref,
-    wide_logits,
-    wide_logits_ref,
 )
 from tests.diagonal import diagonal
 
@@ -48,15 +48,29 @@ def assert_chosen_alike(actual: Chosen, expected: Chosen) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 160), (9, 70, 640), (40, 3, 200)], ids=str)
-def test_logits_in_float32_are_those_of_the_library(shape: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("is_wide", [False, True], ids=["float16", "float32"])
+def test_logits_in_parts_are_those_of_the_library(shape: tuple[int, int, int], is_wide: bool) -> None:
     num_tokens, num_experts, dim = shape
     torch.manual_seed(0)
     x = torch.randn(num_tokens, dim, device=DEVICE).half()
-    weight = torch.randn(num_experts, dim, device=DEVICE)
-    parts, expected = wide_logits(x, weight), wide_logits_ref(x, weight)
-    torch.testing.assert_close(parts.sum(0), expected, rtol=1e-4, atol=1e-4)
+    weight, added = torch.randn(num_experts, dim, device=DEVICE), torch.randn(num_experts, device=DEVICE)
+    weight, added = (weight, added) if is_wide else (weight.half(), added.half())
+    parts = logit_parts(x, weight, added)
+    assert parts is not None and parts.dtype == weight.dtype
+    expected = x.float() @ weight.float().T + added.float()
+    torch.testing.assert_close(parts.sums.sum(0) + added, expected, rtol=1e-4, atol=1e-4)
     routing, share = Routing(num_experts, 2), Share(0, num_experts)
-    assert route(parts, routing, share).ids.tolist() == route_ref(expected, routing, share).ids.tolist()
+    assert_chosen_alike(route(parts, routing, share), route_ref(parts, routing, share))
+    assert_chosen_alike(route(parts, routing, share), route_ref(parts.total(), routing, share))
+
+
+def test_sums_of_parts_are_rounded_behind_the_bias() -> None:
+    sums = torch.full((2, 1, 2), 0.5, device=DEVICE)
+    added = torch.tensor([0.0, 2.0**-9], device=DEVICE).bfloat16()
+    for dtype, best in ((torch.float32, 1), (torch.bfloat16, 0)):  # there the two are equal
+        parts = Parts(sums, added, dtype)
+        assert route(parts, Routing(2, 1), Share(0, 2)).ids.tolist() == [[best]]
+        assert route_ref(parts, Routing(2, 1), Share(0, 2)).ids.tolist() == [[best]]
 
 
 ROUTINGS = {
