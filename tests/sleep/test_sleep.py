@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pellucid import LLM, SamplingParams
 from tests.tiny import write_checkpoint
@@ -26,9 +30,21 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
+def tensors() -> dict[int, weakref.ref[torch.Tensor]]:
+    """All that there are in this process."""
+    kinds = torch.Tensor, torch.nn.Parameter
+    return {id(each): weakref.ref(each) for each in gc.get_objects() if type(each) in kinds}
+
+
+def size(held: Iterable[weakref.ref[torch.Tensor]]) -> int:
+    """Bytes of those that are still there."""
+    return sum(tensor.nbytes for ref in held if (tensor := ref()) is not None)
+
+
 @pytest.mark.parametrize("engines", ENGINES)
 def test_sleep_changes_no_token(tiny: Path, engines: str) -> None:
     options = {"dtype": "float32", "device": "cpu", "cpu_kv_cache_gib": 0.01, "max_num_seqs": 4}
+    others = tensors() if engines == "alone" else None
     with LLM(str(tiny), **options, **ENGINES[engines]) as llm:
         prompts = ["the quick brown fox", "def f(x)"]
 
@@ -37,7 +53,10 @@ def test_sleep_changes_no_token(tiny: Path, engines: str) -> None:
 
         expected = tokens()
         for level in (1, 2):
+            held = [] if others is None else [ref for key, ref in tensors().items() if key not in others]
+            before = size(held)
             llm.sleep(level)
+            assert size(held) <= (0.1 * before if level == 1 else 0), "what sleeps holds KV, or weights"
             assert llm.llm_engine.engine.stats().sleep.level == level
             with pytest.raises(ValueError, match="comes back behind weights"):
                 llm.wake_up(["kv_cache"])
