@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import uuid
 from collections.abc import AsyncIterator, Iterable
 
 from starlette.types import ASGIApp, Message
 
+logger = logging.getLogger(__name__)
 # Requests are handed over as fast as the engine has room for some more, and no faster.
 MOST_AT_ONCE = 1024
 
@@ -40,6 +42,12 @@ async def _answer(app: ASGIApp, line: str) -> str:
         failure = None if status < 400 else answer
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         response, failure = None, {"message": f"the line is no request: {error}", "type": "BadRequestError"}
+    except Exception as error:
+        logger.exception("request %r has had no answer", custom_id)
+        response, failure = (
+            None,
+            {"message": f"the server has failed: {error}", "type": "InternalServerError"},
+        )
     made = {
         "id": f"pellucid-{uuid.uuid4().hex}",
         "custom_id": custom_id,
@@ -71,6 +79,11 @@ async def _call(app: ASGIApp, method: str, path: str, body: bytes) -> tuple[int,
             status = message["status"]
         parts.append(message.get("body", b""))
 
-    await app(scope, receive, send)
+    try:
+        await app(scope, receive, send)
+    except Exception:  # a framework answers, and raises for whoever logs it
+        if not parts:
+            raise
+        logger.exception("%s %s has failed", method, path)
     ended.set()
     return status, json.loads(b"".join(parts) or b"null")

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from pellucid.cli.main import main
+from pellucid.server.batch import run_batch
 
 SMALL = ["--device", "cpu", "--num-threads", "1", "--cpu-kv-cache-gib", "0.05", "--max-num-seqs", "4"]
 SUM = {"messages": [{"role": "user", "content": "What is 47+85?"}], "temperature": 0, "max_tokens": 300}
@@ -40,3 +47,31 @@ def test_each_line_is_answered_in_order(tmp_path: Path, capsys: pytest.CaptureFi
     assert wrong["response"]["status_code"] == 400 and "max_tokens" in wrong["error"]["error"]["message"]
     assert streamed["response"] is None and "no streams" in streamed["error"]["message"]
     assert nowhere["response"]["status_code"] == 404 and "no request" in broken["error"]["message"]
+
+
+def test_one_line_that_breaks_the_server_is_one_line_and_so_many_are_under_way() -> None:
+    num_now, most = 0, 0
+
+    async def answered(request: Request) -> JSONResponse:
+        nonlocal num_now, most
+        most = max(most, num_now := num_now + 1)
+        await asyncio.sleep(0)
+        num_now -= 1
+        if (await request.json())["n"] == 7:
+            raise RuntimeError("broken")
+        return JSONResponse(await request.json())
+
+    def failed(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"error": {"message": "an internal error"}}, 500)
+
+    app = Starlette(routes=[Route("/a", answered, methods=["POST"])], exception_handlers={500: failed})
+
+    async def run() -> list[dict[str, Any]]:
+        lines = [line(f"{n}", "/a", {"n": n}) for n in range(30)]
+        return [json.loads(each) async for each in run_batch(app, lines, at_once=5)]
+
+    answers = asyncio.run(run())
+    assert [each["custom_id"] for each in answers] == [f"{n}" for n in range(30)] and most == 5
+    statuses = [each["response"]["status_code"] for each in answers]
+    assert statuses == [500 if n == 7 else 200 for n in range(30)]
+    assert answers[7]["error"] == {"error": {"message": "an internal error"}}

@@ -115,20 +115,33 @@ def test_what_is_wrong_with_a_request_is_told_by_the_server(servers: tuple[Runni
     answer = complete(url, temperature=-1)
     assert answer.status_code == 400 and "temperature" in answer.json()["error"]["message"]
     assert complete(url, model="nobody").status_code == 404
+    told = complete(url, max_tokens=1, kv_transfer_params="whatever a client makes up")
+    assert told.status_code == 200, "it is not told to any server"
     assert httpx.post(f"{url}/v1/completions", content=b"[", timeout=PATIENCE).status_code == 400
     nowhere = httpx.get(f"{url}/v1/nothing", timeout=PATIENCE)
     assert nowhere.status_code == 404 and "/v1/chat/completions" in nowhere.json()["error"]["message"]
 
 
 def test_who_goes_away_has_nothing_computed(servers: tuple[Running, Running, str]) -> None:
-    _, decode, url = servers
-    body = BODY | {"max_tokens": 300, "ignore_eos": True, "stream": True}
+    prefill, decode, url = servers
+
+    def num_aborted() -> float:
+        for each in (prefill, decode):
+            each.wait_until_idle()
+        return sum(
+            each.metric("vllm:request_success_total", finished_reason="abort") for each in (prefill, decode)
+        )
+
+    before = num_aborted()
+    body = BODY | {"max_tokens": 3000, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as answer:
         next(answer.iter_lines())
-    decode.wait_until_idle()
+    assert num_aborted() == before + 1
     with pytest.raises(httpx.TimeoutException):
         httpx.post(f"{url}/v1/completions", json=body | {"stream": False, "n": 8}, timeout=0.4)
-    decode.wait_until_idle()
+    assert num_aborted() > before + 1
+    health = httpx.get(f"{url}/health", timeout=PATIENCE).json()
+    assert [each["num_running"] for role in health.values() for each in role.values()] == [0, 0]
 
 
 def test_a_server_and_a_router_that_are_stopped_keep_nobody_waiting(
