@@ -886,6 +886,7 @@ def stand_ins(seed: int) -> dict[str, ModuleType]:
         "dependent": lambda: {"DEPENDENT": False},
         "let_next_start": lambda _: None,
         "wait": lambda _: None,
+        "ask_for": lambda _: None,
     }
     modules = {
         "triton.experimental.gluon": module_of(
