@@ -67,7 +67,7 @@ class Answer:
 
 
 class Server:
-    """One of them.  load: characters of prompts, or requests, that it has been handed and not answered."""
+    """One of them.  load: pieces of prompts that it has been handed and has not computed."""
 
     def __init__(self, url: str, patience: float = SILENT_SECONDS) -> None:
         """patience: seconds that it may say nothing, not even how it is, as one that a signal has stopped."""
@@ -182,7 +182,7 @@ def ranked(servers: Sequence[Server], digests: Sequence[bytes]) -> list[Server]:
     if not servers:
         return []
     least = min(server.load for server in servers)
-    most = least + least // SLACK + PIECE * len(digests)
+    most = least + least // SLACK + len(digests)
     near = [server for server in servers if server.load <= most]
     far = [server for server in servers if server.load > most]
     near.sort(key=lambda server: (-server.known.num_leading(digests), server.load))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +18,7 @@ import openai
 import psutil
 import pytest
 
+from pellucid.proxy.app import Proxy
 from pellucid.proxy.servers import PIECE, Fleet, Server, digests_of, silence_in
 from tests.forked import Nursery
 from tests.patience import PATIENCE, eventually
@@ -216,7 +218,43 @@ def test_prompts_go_where_their_beginning_is_known_while_nobody_has_less_to_do()
     digests = digests_of({"prompt": "x" * 5 * PIECE})
     second.known.add(digests)
     assert fleet.for_prompt(digests) == [second, first]
-    second.load = 100 * PIECE * len(digests)
+    second.load = len(digests)
+    assert fleet.for_prompt(digests) == [second, first]
+    second.load += 1
     assert fleet.for_prompt(digests) == [first, second]
     second.is_up = False
     assert fleet.for_prompt(digests) == [first]
+
+
+class Held(Server):
+    """Answers when it may."""
+
+    gate: asyncio.Event
+    num_asked = 0
+
+    async def whole(
+        self, method: str, route: str, body: bytes, headers: Mapping[str, str]
+    ) -> tuple[int, bytes]:
+        self.num_asked += 1
+        await self.gate.wait()
+        return 200, b"{}"
+
+
+def test_prompts_that_begin_alike_are_spread_when_they_come_together() -> None:
+    """By the work that a router itself reckons."""
+
+    async def run() -> None:
+        Held.gate = gate = asyncio.Event()
+        servers = Held("http://127.0.0.1:1"), Held("http://127.0.0.1:2")
+        body = {"prompt": "x" * 5 * PIECE}
+        proxy = Proxy(Fleet([*servers], []))
+        work = [asyncio.create_task(proxy._prefill("/v1/completions", body, {})) for _ in range(6)]
+        await asyncio.sleep(0)
+        assert [server.num_asked for server in servers] == [3, 3]
+        assert [server.load for server in servers] == [3 * len(digests_of(body))] * 2
+        gate.set()
+        await asyncio.gather(*work)
+        assert [server.load for server in servers] == [0, 0]
+        assert all(server.known.num_leading(digests_of(body)) == 6 for server in servers)
+
+    asyncio.run(run())
