@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pellucid.kernels.experts import ExpertWeights, Gating, mix_experts, mix_experts_ref
+from pellucid.kernels.experts import ExpertWeights, Gating, added_up, mix_experts, mix_experts_ref
 from pellucid.kernels.packed_experts import PackedExperts, mix_packed, pack_experts
 from pellucid.kernels.packed_weight import GroupCodes
 from pellucid.kernels.routing import Chosen
@@ -68,8 +68,8 @@ def mixed(x: Tensor, chosen: Chosen, layer: Layer) -> Tensor:
     if isinstance(layer, NativeExperts):
         return layer.mix(x, chosen, GATING)
     if isinstance(layer, PackedExperts):
-        return mix_packed(x, chosen, layer, GATING)
-    return (mix_experts if x.is_cuda else mix_experts_ref)(x, chosen, layer, GATING)
+        return added_up(mix_packed(x, chosen, layer, GATING))
+    return added_up((mix_experts if x.is_cuda else mix_experts_ref)(x, chosen, layer, GATING))
 
 
 def on_cpu(launch: Callable[[int], Tensor]) -> float:

@@ -69,6 +69,26 @@ class More(NamedTuple):
     gate: Tensor | None = None  # [T, 1]
 
 
+class Pairs(NamedTuple):
+    """What each token's experts give, to be added up by whoever adds the sum to something."""
+
+    rows: Tensor  # [P, D]
+    chosen: Chosen
+    num_experts: int  # that are here
+    weighs_input: bool
+    more: More | None
+
+    def sum(self) -> Tensor:
+        """[T, D]"""
+        return sum_pairs(
+            self.rows, self.chosen, self.num_experts, weighs_input=self.weighs_input, more=self.more
+        )
+
+
+def added_up(given: Tensor | Pairs) -> Tensor:
+    return given.sum() if isinstance(given, Pairs) else given
+
+
 class Tile(NamedTuple):
     """How a grouped product is cut.  is_swapped: W is the left operand, for few rows."""
 
@@ -89,7 +109,7 @@ def mix_experts(
     *,
     weighs_input: bool = False,
     more: More | None = None,
-) -> Tensor:
+) -> Tensor | Pairs:
     """x [T, D] -> [T, D].  weighs_input: an expert's input is times its weight, not what it gives."""
     if len(x) > most_tokens(x, chosen):
         mix = partial(mix_experts, experts=experts, gating=gating, weighs_input=weighs_input)
@@ -102,7 +122,7 @@ def mix_experts(
     up, down = tiles_for(rows, x.itemsize, x.device)
     hidden = grouped_gate_up(x, chosen, places, experts, gating, up, weighs_input=weighs_input)
     pairs = grouped_down(hidden, chosen, places, experts, down)
-    return sum_pairs(pairs, chosen, len(experts.down), weighs_input=weighs_input, more=more)
+    return Pairs(pairs, chosen, len(experts.down), weighs_input, more)
 
 
 def most_tokens(x: Tensor, chosen: Chosen) -> int:
@@ -110,14 +130,14 @@ def most_tokens(x: Tensor, chosen: Chosen) -> int:
     return max(FEW_TOKENS + 1, PAIR_BYTES // (chosen.ids.shape[1] * x.shape[1] * x.itemsize))
 
 
-def in_slices(mix: Callable[..., Tensor], x: Tensor, chosen: Chosen, more: More | None) -> Tensor:
+def in_slices(mix: Callable[..., Tensor | Pairs], x: Tensor, chosen: Chosen, more: More | None) -> Tensor:
     """mix(x, chosen, more=more), such as `mix_experts`, of more tokens than are multiplied at once."""
     out, most = [], most_tokens(x, chosen)
     for first in range(0, len(x), most):
         part = slice(first, first + most)
         those = Chosen(chosen.ids[part], chosen.weights[part])
         also = None if more is None else More(*(t if t is None else t[part] for t in more))
-        out.append(mix(x[part], those, more=also))
+        out.append(added_up(mix(x[part], those, more=also)))
     return torch.cat(out)
 
 
@@ -624,6 +644,21 @@ def grouped_kernel(
             tl.store(at, y.to(dtype), mask=known[:, None] & (column < NUM_OUT)[None, :])
 
 
+@triton.jit
+def sum_of_pairs(
+    pairs_ptr, ids_ptr, weights_ptr, more_ptr, more_gate_ptr, token, column, num_experts, more_stride,
+    DIM: tl.constexpr, TOP_K: tl.constexpr, WEIGHS: tl.constexpr,
+):  # fmt: skip
+    """These features of what a token's experts give, and of what is added to that, in float32."""
+    total = tl.zeros(column.shape, tl.float32)
+    for j in tl.static_range(TOP_K):
+        pair = token * TOP_K + j
+        dim = tl.where(tl.load(ids_ptr + pair) < num_experts, DIM, 0)
+        part = tl.load(pairs_ptr + pair * DIM + column, mask=column < dim, other=0.0).to(tl.float32)
+        total += part * tl.load(weights_ptr + pair) if WEIGHS else part
+    return plus_more(total, token, column, column < DIM, more_ptr, more_gate_ptr, more_stride)
+
+
 @triton.jit(do_not_specialize=["num_experts"])
 def sum_pairs_kernel(
     pairs_ptr,
@@ -646,11 +681,8 @@ def sum_pairs_kernel(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < DIM
     wait(DEPENDENT)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for j in tl.static_range(TOP_K):
-        pair = token * TOP_K + j
-        dim = tl.where(tl.load(ids_ptr + pair) < num_experts, DIM, 0)
-        part = tl.load(pairs_ptr + pair * DIM + column, mask=column < dim, other=0.0).to(tl.float32)
-        total += part * tl.load(weights_ptr + pair) if WEIGHS else part
-    total = plus_more(total, token, column, inside, more_ptr, more_gate_ptr, more_stride)
+    total = sum_of_pairs(
+        pairs_ptr, ids_ptr, weights_ptr, more_ptr, more_gate_ptr, token, column, num_experts, more_stride,
+        DIM, TOP_K, WEIGHS,
+    )  # fmt: skip
     tl.store(out_ptr + token * DIM + column, total.to(out_ptr.dtype.element_ty), mask=inside)

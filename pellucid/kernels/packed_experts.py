@@ -28,13 +28,13 @@ from pellucid.kernels.experts import (
     ExpertWeights,
     Gating,
     More,
+    Pairs,
     gated,
     grouped,
     in_slices,
     mix_experts_ref,
     most_tokens,
     rows_for,
-    sum_pairs,
     tiles_for,
 )
 from pellucid.kernels.language import tl, triton
@@ -127,7 +127,7 @@ def mix_packed(
     *,
     weighs_input: bool = False,
     more: More | None = None,
-) -> Tensor:
+) -> Tensor | Pairs:
     """x [T, D] -> [T, D]; see `mix_experts`."""
     if len(x) > most_tokens(x, chosen):
         mix = partial(mix_packed, experts=experts, gating=gating, weighs_input=weighs_input)
@@ -140,7 +140,7 @@ def mix_packed(
         pairs = pairs_unpacked(x, chosen, experts, gating, weighs_input=weighs_input)
     else:
         pairs = pairs_by_any(x, chosen, experts, gating, weighs_input=weighs_input)
-    return sum_pairs(pairs, chosen, experts.num_experts, weighs_input=weighs_input, more=more)
+    return Pairs(pairs, chosen, experts.num_experts, weighs_input, more)
 
 
 def mix_packed_ref(

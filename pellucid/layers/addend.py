@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from pellucid.dist.collectives import ALONE, Group
 from pellucid.forward import ForwardInput
+from pellucid.kernels.experts import Pairs, added_up
 from pellucid.kernels.rms_norm import NO_POST, Post
 from pellucid.kernels.round_rows import Rounded
 from pellucid.layers.linear import Linear
@@ -19,9 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Addend:
-    """Summed over the ranks of `group`, of which each has a part [T, D], then as `post` says, then added."""
+    """Summed over the ranks of `group`, of which each has a part [T, D], then as `post` says, then added.
 
-    part: Tensor
+    Where there is one rank, the part may be what experts give, and is then added as it is.
+    """
+
+    part: Tensor | Pairs
     group: Group = ALONE
     post: Post = NO_POST
 
@@ -29,11 +33,11 @@ class Addend:
         """The sum of both, to be summed over ranks once."""
         assert self.group is other.group, "parts on other ranks"
         assert self.post.is_nothing and other.post.is_nothing, "what is normalized alone is added alone"
-        return replace(self, part=self.part + other.part)
+        return replace(self, part=added_up(self.part) + added_up(other.part))
 
     def sum(self) -> Tensor:
         """[T, D] over all ranks, the same on each, in the place of `part`."""
-        return self.group.all_reduce(self.part)
+        return self.group.all_reduce(added_up(self.part))
 
 
 class Adding(nn.Module):

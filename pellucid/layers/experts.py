@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pellucid.dist.collectives import Group
 from pellucid.forward import ForwardInput
-from pellucid.kernels.experts import ExpertWeights, Gating, More, hidden_ref
+from pellucid.kernels.experts import ExpertWeights, Gating, More, Pairs, added_up, hidden_ref
 from pellucid.kernels.routing import Chosen, Parts, Routing, Share, Uniform
 from pellucid.layers.activation import Act
 from pellucid.layers.addend import Addend, post_of
@@ -118,7 +118,7 @@ class Shared(nn.Module):
     def forward(self, x: Tensor, fwd: ForwardInput) -> More:
         """This rank's part of it."""
         given = self.mlp(x, fwd)
-        values = given.part if isinstance(given, Addend) else given
+        values = added_up(given.part) if isinstance(given, Addend) else given
         return More(values, None if self.gate is None else self.gate(x, fwd))
 
 
@@ -195,18 +195,21 @@ class Experts(nn.Module):
         if self.spread is None:
             mixed = self._mix(x, chosen, more)
         else:
-            mixed = self.spread.over(x, chosen, max(fwd.num_common, fwd.num_tokens), self._mix)
+            mixed = self.spread.over(x, chosen, max(fwd.num_common, fwd.num_tokens), self._mix_whole)
             mixed = mixed if more is None else plus_more(mixed, more)
         if self.group.size == 1 and self.post is None and self.scale == 1.0:
-            return mixed
-        return Addend(mixed, self.group, post_of(self.post, self.scale))
+            return Addend(mixed) if isinstance(mixed, Pairs) else mixed
+        return Addend(added_up(mixed), self.group, post_of(self.post, self.scale))
 
     def lend(self, num_tokens: int) -> None:
         """Multiply other engines' tokens.  num_tokens: of each of them."""
         assert self.spread is not None, "no other engine has experts of this layer"
-        self.spread.lend(num_tokens, self._mix)
+        self.spread.lend(num_tokens, self._mix_whole)
 
-    def _mix(self, x: Tensor, chosen: Chosen, more: More | None = None) -> Tensor:
+    def _mix_whole(self, x: Tensor, chosen: Chosen) -> Tensor:
+        return added_up(self._mix(x, chosen, None))
+
+    def _mix(self, x: Tensor, chosen: Chosen, more: More | None) -> Tensor | Pairs:
         """x [T, D] -> [T, D], by the experts that are here."""
         assert self._kept is not None, "finish() was not called after loading"
         if isinstance(self._kept, MixesItself):

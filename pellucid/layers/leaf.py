@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pellucid.kernels.cap_logits import cap_logits, cap_logits_ref
-from pellucid.kernels.experts import mix_experts, mix_experts_ref
+from pellucid.kernels.experts import Pairs, mix_experts, mix_experts_ref
 from pellucid.kernels.language import has_triton
 from pellucid.kernels.packed_experts import mix_packed, mix_packed_ref
 from pellucid.kernels.rms_norm import (
@@ -48,8 +48,8 @@ class Leaf:
     gated_rounded: Callable[[Tensor, str, Rounding], Rounded]
     route: Callable[..., Chosen]  # see route
     logit_parts: LogitParts | None  # None: the library's product is as fast
-    mix: Callable[..., Tensor]  # see mix_experts
-    mix_packed: Callable[..., Tensor]  # see mix_packed
+    mix: Callable[..., Tensor | Pairs]  # see mix_experts
+    mix_packed: Callable[..., Tensor | Pairs]  # see mix_packed
     cap_logits: CapLogits
 
 

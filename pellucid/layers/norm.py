@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from pellucid.kernels.all_reduce import sum_add_rms_norm
+from pellucid.kernels.experts import Pairs
 from pellucid.kernels.rms_norm import NO_POST
 from pellucid.kernels.round_rows import Rounded, Rounding
+from pellucid.kernels.sum_norm import sum_norm
 from pellucid.layers.addend import Addend
 from pellucid.layers.leaf import Leaf
 from pellucid.layers.linear import Linear, Unmerged
@@ -90,9 +92,11 @@ def add_norm(
     """What is left to do to x, the addition, and the norm if there is a weight, in one pass or few."""
     post = NO_POST
     if isinstance(x, Addend):
-        post, mailbox = x.post, x.group.mailbox
-        if mailbox is not None and mailbox.can_sum(x.part):
-            return sum_add_rms_norm(x.part, residual, weight, eps, mailbox, post)
+        part, post, mailbox = x.part, x.post, x.group.mailbox
+        if isinstance(part, Pairs) and residual is not None and weight is not None and rounding is None:
+            return sum_norm(part, residual, weight, eps)
+        if isinstance(part, Tensor) and mailbox is not None and mailbox.can_sum(part):
+            return sum_add_rms_norm(part, residual, weight, eps, mailbox, post)
         x = x.sum()
     if rounding is None or weight is None:
         return leaf.add_norm(x, residual, weight, eps, post)

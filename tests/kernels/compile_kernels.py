@@ -123,6 +123,7 @@ from pellucid.kernels.silu_mul import ACTIVATIONS, BLOCK, silu_mul_kernel, silu_
 from pellucid.kernels.small_matmul import gemv_kernel, split_k_kernel
 from pellucid.kernels.spread import ROWS as UNPACKED_ROWS
 from pellucid.kernels.spread import pack_kernel, unpack_kernel, words_of
+from pellucid.kernels.sum_norm import sum_norm_kernel, summing_warps
 from pellucid.kernels.trees import tree_places_kernel, verify_tree_kernel
 from pellucid.kernels.verify_chain import take_by_chance_kernel, verify_chain_kernel
 
@@ -332,13 +333,16 @@ def compile_experts(target: GPUTarget) -> None:
     """Routing and sorting, products of few tokens and of many, in each tile; and sums."""
     types = {
         **dict.fromkeys(("logits_ptr", "x_ptr", "weight_ptr", "hidden_ptr", "pairs_ptr"), "*bf16"),
-        **dict.fromkeys(("more_ptr", "more_gate_ptr", "out_ptr"), "*bf16"),
+        **dict.fromkeys(("more_ptr", "more_gate_ptr", "out_ptr", "stream_ptr"), "*bf16"),
         **dict.fromkeys(("ids_ptr", "end_ptr", "token_ids_ptr", "order_ptr", "starts_ptr"), "*i32"),
         **dict.fromkeys(("tiles_ptr",), "*i32"),
         **dict.fromkeys(("weights_ptr",), "*fp32"),
         **dict.fromkeys(("bias_ptr", "added_ptr"), "*bf16"),
-        **dict.fromkeys(("scale", "floor", "limit", "alpha"), "fp32"),
-        **dict.fromkeys(("stride", "salt", "first", "num_here", "num_pairs", "num_tiles"), "i32"),
+        **dict.fromkeys(("scale", "floor", "limit", "alpha", "eps"), "fp32"),
+        **dict.fromkeys(
+            ("stride", "stream_stride", "out_stride", "salt", "first", "num_here", "num_pairs", "num_tiles"),
+            "i32",
+        ),
         **dict.fromkeys(("x_stride", "more_stride", "num_experts", "num_tokens", "part_stride"), "i32"),
         **dict.fromkeys(("first_expert",), "i32"),
         "positions_ptr": "*i64",
@@ -361,6 +365,7 @@ def compile_experts(target: GPUTarget) -> None:
         (few_gate_up_kernel, of_few | {"OUTS": FEW.outs, "STEP": FEW.step}, FEW.num_warps),
         (few_down_kernel, of_few | few_turns, FEW_DOWN.num_warps),
         (sum_pairs_kernel, {"DIM": 2048, "BLOCK": 1024, "WEIGHS": True}, 4),
+        (sum_norm_kernel, {"DIM": 2880, "DIM_PADDED": 4096, "WEIGHS": True}, summing_warps(4096)),
     ]
     for kernel, constants, num_warps in launches:
         size = compiled(kernel, types, common | constants, target, num_warps=num_warps).metadata.shared

@@ -14,10 +14,13 @@ from pellucid.kernels.experts import (
     ExpertWeights,
     Gating,
     More,
+    Pairs,
+    added_up,
     mix_experts,
     mix_experts_ref,
     rows_for,
 )
+from pellucid.kernels.rms_norm import add_rms_norm
 from pellucid.kernels.routing import (
     Chosen,
     Parts,
@@ -31,6 +34,9 @@ from pellucid.kernels.routing import (
     sort_pairs,
     sort_pairs_ref,
 )
+from pellucid.layers.addend import Addend
+from pellucid.layers.leaf import FUSED
+from pellucid.layers.norm import add_norm
 from tests.diagonal import diagonal
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -184,7 +190,7 @@ def choose(num_tokens: int, num_experts: int, top_k: int) -> Chosen:
 def assert_mixed_alike(
     x: Tensor, chosen: Chosen, experts: ExpertWeights, gating: Gating, **options: object
 ) -> None:
-    actual = mix_experts(x, chosen, experts, gating, **options)  # pyright: ignore[reportArgumentType]
+    actual = added_up(mix_experts(x, chosen, experts, gating, **options))  # pyright: ignore[reportArgumentType]
     expected = mix_experts_ref(x, chosen, experts, gating, **options)  # pyright: ignore[reportArgumentType]
     torch.testing.assert_close(actual, expected, rtol=2e-4, atol=2e-5)
 
@@ -236,11 +242,32 @@ def test_experts_that_nobody_goes_to_are_not_read(num_tokens: int) -> None:
     ids = (2 * torch.randint(2, (num_tokens, 1))).int().to(DEVICE)
     ids[0] = 4
     chosen = Chosen(ids, torch.rand(num_tokens, 1, device=DEVICE))
-    assert mix_experts(x, chosen, experts, SILU).isfinite().all()
+    assert added_up(mix_experts(x, chosen, experts, SILU)).isfinite().all()
     assert mix_experts_ref(x, chosen, experts, SILU).isfinite().all()
 
 
 def test_no_tokens_give_none() -> None:
     experts = make_experts(3, 32, 16)
     chosen = route(torch.empty(0, 3, device=DEVICE), Routing(3, 2), Share(0, 3))
-    assert mix_experts(torch.empty(0, 32, device=DEVICE), chosen, experts, SILU).shape == (0, 32)
+    assert added_up(mix_experts(torch.empty(0, 32, device=DEVICE), chosen, experts, SILU)).shape == (0, 32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("has_more", [False, True], ids=["alone", "with a shared one"])
+def test_a_norm_that_adds_pairs_up_gives_the_same_bits_as_both_apart(
+    dtype: torch.dtype, has_more: bool
+) -> None:
+    torch.manual_seed(0)
+    num_tokens, top_k, num_experts, dim = 3, 2, 4, 72
+    ids = torch.randint(num_experts + 1, (num_tokens, top_k), dtype=torch.int32, device=DEVICE)
+    rows, values, stream = (
+        torch.randn(n, dim, device=DEVICE).to(dtype) for n in (num_tokens * top_k, num_tokens, num_tokens)
+    )
+    more = More(values, torch.randn(num_tokens, 1, device=DEVICE).to(dtype)) if has_more else None
+    chosen = Chosen(ids, torch.rand(num_tokens, top_k, device=DEVICE))
+    pairs = Pairs(rows, chosen, num_experts, weighs_input=False, more=more)
+    kept = stream.clone()
+    for weight in (torch.randn(dim, device=DEVICE), None):  # None: the sum alone is handed out
+        normalized, added = add_norm(Addend(pairs), stream, weight, 1e-5, FUSED)
+        expected, sums = add_rms_norm(pairs.sum(), kept, weight, 1e-5)
+        assert torch.equal(normalized, expected) and torch.equal(added, sums) and added is stream

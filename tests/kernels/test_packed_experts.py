@@ -12,7 +12,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from pellucid.kernels import packed_experts
-from pellucid.kernels.experts import ExpertWeights, Gating, More, mix_experts_ref
+from pellucid.kernels.experts import ExpertWeights, Gating, More, added_up, mix_experts_ref
 from pellucid.kernels.hopper_prefill import is_hopper
 from pellucid.kernels.packed_experts import (
     PackedExperts,
@@ -82,13 +82,13 @@ def vars_of(plain: ExpertWeights) -> tuple[Tensor | None, ...]:
 def assert_mixed_alike(
     x: Tensor, chosen: Chosen, experts: PackedExperts, gating: Gating, **options: object
 ) -> None:
-    actual = mix_packed(x, chosen, experts, gating, **options)  # pyright: ignore[reportArgumentType]
+    actual = added_up(mix_packed(x, chosen, experts, gating, **options))  # pyright: ignore[reportArgumentType]
     plain = unpacked_ref(experts)
     wide = ExpertWeights(*(None if each is None else each.float() for each in vars_of(plain)))  # pyright: ignore[reportArgumentType]
     expected = mix_experts_ref(x.float(), chosen, wide, gating, **options)  # pyright: ignore[reportArgumentType]
     tolerance = 1e-4 if x.dtype == torch.float32 else 3e-2
     torch.testing.assert_close(actual.float(), expected, rtol=tolerance, atol=tolerance)
-    again = mix_packed(x, chosen, experts, gating, **options)  # pyright: ignore[reportArgumentType]
+    again = added_up(mix_packed(x, chosen, experts, gating, **options))  # pyright: ignore[reportArgumentType]
     assert torch.equal(actual, again)
 
 
@@ -117,7 +117,7 @@ def test_numbers_of_some_experts_at_a_time_change_nothing(monkeypatch: pytest.Mo
     expected = mix_packed_ref(x, chosen, experts, SILU)
     monkeypatch.setattr(packed_experts, "ROWS_UNPACKED", 1)
     monkeypatch.setattr(packed_experts, "SCRATCH_BYTES", 2 * 2 * 64 * 40 * 4)
-    torch.testing.assert_close(mix_packed(x, chosen, experts, SILU), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(added_up(mix_packed(x, chosen, experts, SILU)), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("hidden", [32, 40])
@@ -134,7 +134,7 @@ def test_tokens_whose_experts_are_elsewhere_give_zeros(mix, num_tokens: int) -> 
     experts = make(MXFP4, 2, 32, 40, torch.float32)
     ids = torch.full((num_tokens, 2), 2, dtype=torch.int32, device=DEVICE)
     mixed = mix(rows(num_tokens, 32, torch.float32), Chosen(ids, ids.float()), experts, SILU)
-    assert torch.equal(mixed, torch.zeros(num_tokens, 32, device=DEVICE))
+    assert torch.equal(added_up(mixed), torch.zeros(num_tokens, 32, device=DEVICE))
 
 
 @pytest.mark.parametrize(("num_tokens", "tile"), [(1, 16), (9, 16), (40, 16), (200, 64)])
