@@ -136,7 +136,11 @@ def products(
     lines = ["bar.warp.sync 0xffffffff;"]
     lines += [REGISTERS, ".reg .b32 m<2>, middle, one;", ".reg .b16 h<2>;"]
     lines += [".reg .f32 factor<2>, minus<2>, c<4>, d<4>;"]
-    lines += [f"mov.b32 middle, {middle:#x};", "mov.b32 zero0, middle;", "mov.b32 zero1, middle;"]
+    lines += [
+        f"mov.b32 middle, {middle & 0xFFFFFFFF:#x};",
+        "mov.b32 zero0, middle;",
+        "mov.b32 zero1, middle;",
+    ]
     lines += [f"mov.b32 one, {one:#x};"] if has_offset else []
     for first in range(0, 4, group):
         if has_zero:

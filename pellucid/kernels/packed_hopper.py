@@ -183,10 +183,11 @@ def type_of(dtype: torch.dtype) -> str:
 
 @cache
 def middle_of(middle: int, bits: int, dtype: torch.dtype) -> int:
-    """What is subtracted from codes that stand in mantissas: the bits of a 16-bit number, twice."""
-    if bits == 8 and dtype == torch.bfloat16:  # which stand there nibble by nibble
-        number = torch.tensor([float(middle)], dtype=dtype).view(torch.int16)
-        return (int(number[0]) & 0xFFFF) * 0x10001
+    """What is subtracted from codes that stand in mantissas: a 16-bit number's bits, twice in an int32."""
+    if bits == 8 and dtype == torch.bfloat16:  # of which 128 are gone by then
+        number = torch.tensor([float(middle - 128)], dtype=dtype).view(torch.int16)
+        twice = (int(number[0]) & 0xFFFF) * 0x10001
+        return twice - (twice >> 31 << 32)
     return (ABOVE[type_of(dtype)] + middle) * 0x10001
 
 
@@ -246,13 +247,12 @@ def unpacking(
 
 
 def integers_of_8(type: str) -> list[str]:
-    """Four bytes of a word: whole in mantissas of ten bits, nibble by nibble in those of seven."""
-    lines = [
-        "mov.b32 u0, 0x64006400;",
-        "mov.b32 u1, 0;",
-        "mov.b32 u2, 0x41804180;",
-        "mov.b32 u3, 0xc508c508;",
-    ]
+    """Four bytes of a word: whole in mantissas of ten bits; in those of seven all but their highest bits.
+
+    Of 128 and a byte's other bits, 128 is subtracted if it has the highest one, and else 256: what is next to
+    128 in mantissas.  So it is 128 less than the byte.
+    """
+    lines = ["mov.b32 u1, 0;"]
     for i, order in enumerate(("0x4140", "0x4342")):
         if type == "f16x2":
             lines += [
@@ -263,11 +263,9 @@ def integers_of_8(type: str) -> list[str]:
             continue
         lines += [
             f"prmt.b32 s, word, u1, {order};",
-            f"lop3.b32 n{i}, s, 0x000f000f, 0x43004300, 0xea;",
-            "shr.u32 s, s, 4;",
-            "lop3.b32 s, s, 0x000f000f, 0x43004300, 0xea;",
-            "fma.rn.bf16x2 s, s, u2, u3;",  # 16 (128 + upper) - 2,176: less by the 128 above lower
-            f"add.rn.bf16x2 n{i}, n{i}, s;",
+            f"lop3.b32 n{i}, s, 0x007f007f, 0x43004300, 0xea;",
+            "lop3.b32 s, s, 0x00800080, 0x43804380, 0x6a;",  # (s and 0x0080) xor 0x4380
+            f"sub.rn.bf16x2 n{i}, n{i}, s;",
             f"sub.rn.bf16x2 n{i}, n{i}, zero{i};",
         ]
     return lines

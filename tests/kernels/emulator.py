@@ -742,9 +742,9 @@ def executed(assembly: str, num_results: int, inputs: Sequence[Tensor]) -> list[
                 "shl": lambda a, n: a << n & 0xFFFFFFFF,
                 "shr": torch.bitwise_right_shift,
                 "shf": lambda low, high, n: (high << n | low >> 32 - n) & 0xFFFFFFFF,  # to the left
-                "lop3": lambda a, b, c, table: a & b | c,
+                "lop3": lambda a, b, c, table: (a & b) ^ c if int(table) == 0x6A else a & b | c,
             }[kind](*map(of, (first, *others)))
-            assert kind != "lop3" or others[-1] == "0xea", line
+            assert kind != "lop3" or others[-1] in ("0xea", "0x6a"), line
             assert kind != "setp" or ".gt.u32" in instruction, line
         if condition is not None and before is not None:
             places[target] = places[target].where(condition, before)
