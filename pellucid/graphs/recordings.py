@@ -134,7 +134,7 @@ def has_room(shape: StepShape, counts: StepCounts) -> bool:
         and counts.num_rows - num_short <= shape.num_chunks
         and counts.num_logits <= shape.num_logits
         and (shape.max_keys is None or counts.num_keys(num_short) <= shape.max_keys)
-        and (shape.max_query > 1 or not counts.num_propose)
+        and counts.num_propose < shape.max_query
     )
 
 

@@ -58,12 +58,15 @@ class StepShape(NamedTuple):
         return min(whole, self.num_chunks * -(-self.max_query // tile_queries))
 
 
-def decode_shapes(max_rows: int, max_query: int, max_tokens: int, max_short: int) -> dict[StepShape, bool]:
-    """For every number of rows: a query each, two on average, all; and which are recorded by halves, too.
+def decode_shapes(
+    max_rows: int, max_query: int, max_tokens: int, max_short: int, *, takes_passes: bool = False
+) -> dict[StepShape, bool]:
+    """For every number of rows: a query each, two, all; and which are recorded by halves, too.
 
     Of verifications those of a power of two of rows are: drafts beside a grammar are rarer than starts.
     max_query: of a verification, 1 if there are none.  max_tokens: of a step.  max_short: queries of a short
-    row; longer ones are chunks to attention.
+    row; longer ones are chunks to attention.  takes_passes: a recorded step makes a pass of the drafter for
+    each draft that a row may have, so two are at most two, behind which one pass is made; else on average.
     """
     shapes: dict[StepShape, bool] = {}
     for num_rows in bucket_sizes(max_rows):
@@ -72,9 +75,13 @@ def decode_shapes(max_rows: int, max_query: int, max_tokens: int, max_short: int
             most = max(num_rows, min(num_rows * max_query, max_tokens))
             num_short = num_rows if max_query <= max_short else 0
             rows = {"num_short": num_short, "num_chunks": num_rows - num_short, "max_query": max_query}
-            if FEW_TOKENS < most > 2 * num_rows:
-                shapes[StepShape(2 * num_rows, num_logits=2 * num_rows, **rows)] = False
-            by_halves = num_rows == max_rows or num_rows & (num_rows - 1) == 0
+            is_power = num_rows & (num_rows - 1) == 0
+            two = StepShape(2 * num_rows, num_logits=2 * num_rows, **rows)
+            if takes_passes and (is_power or two.num_tokens > FEW_TOKENS):
+                shapes[two._replace(num_short=num_rows, num_chunks=0, max_query=2)] = False
+            elif not takes_passes and FEW_TOKENS < most > two.num_tokens:
+                shapes[two] = False
+            by_halves = num_rows == max_rows or is_power
             shapes[StepShape(most, num_logits=most, **rows)] = by_halves
     return shapes
 

@@ -327,7 +327,9 @@ class Worker:
         if self.device.type == "cpu" or device.enforce_eager or max_query > max_short and not has_maps:
             return {}
         max_rows, max_tokens = resolved.max_num_seqs, resolved.max_num_batched_tokens
-        shapes = decode_shapes(max_rows, max_query, max_tokens, max_short)
+        # Stages of a pipeline pad alike, and the drafter is on the last one.
+        takes_passes = self._drafter is Drafter.KEEPS_KV and self.mesh.pp == 1 and not shape.tree_depth
+        shapes = decode_shapes(max_rows, max_query, max_tokens, max_short, takes_passes=takes_passes)
         if self.mesh.dp > 1:
             return {shape: True for shape, has_halves in shapes.items() if has_halves}
         if device.record_chunks and has_maps and self.mesh.pp == 1 and not shape.tree_depth:

@@ -17,6 +17,7 @@ from pellucid import LLM, SamplingParams
 from pellucid.executor.local import LocalExecutor
 from pellucid.graphs.launch import EagerLauncher, GraphLauncher, Recording, recording_stream
 from pellucid.graphs.shapes import StepShape, bucket_sizes, chunk_shapes, decode_shapes
+from pellucid.spec.drafter import Drafter
 from pellucid.worker.inputs import StepCounts
 from pellucid.worker.worker import Worker
 from tests.llm.test_invariance import random_requests
@@ -45,8 +46,9 @@ def run_again(run: Callable[[], T]) -> Callable[[], T]:
 
 
 def recorded_shapes(worker: Worker, max_rows: int = 20) -> dict[StepShape, bool]:
-    resolved = worker.resolved
-    return decode_shapes(max_rows, 1 + resolved.num_spec, resolved.max_num_batched_tokens, max_short=8)
+    resolved, takes_passes = worker.resolved, worker._drafter is Drafter.KEEPS_KV
+    most = 1 + resolved.num_spec, resolved.max_num_batched_tokens
+    return decode_shapes(max_rows, *most, max_short=8, takes_passes=takes_passes)
 
 
 def graphed(worker: Worker, shapes: Mapping[StepShape, bool] | None = None) -> GraphLauncher:
@@ -119,6 +121,19 @@ def test_padded_steps_give_the_same_tokens(
         seen = Seen(graphed(worker_of(llm)))
         assert run(llm, num) == expected
     assert sum(shape.num_rows > counts.num_rows for shape, counts in seen.found) > 20, "no step was padded"
+
+
+def test_steps_in_which_rows_have_a_draft_each_make_one_pass_and_give_the_same_tokens(
+    tiny: Path, tiny_draft: Path
+) -> None:
+    drafts = {"model": str(tiny_draft), "num_speculative_tokens": 3, "adaptive": False}
+    with LLM(str(tiny), **OPTIONS, speculative_config=drafts) as llm:
+        seen = Seen(graphed(worker_of(llm)))
+        llm.llm_engine.engine.scheduler.wants._most = 1  # pyright: ignore
+        assert run(llm, 24) == plainly(tiny, 24)
+        assert sum(shape.max_query == 2 for shape, _ in seen.found) > 20
+        launcher = llm.llm_engine.engine.executor.worker.runner.launcher  # pyright: ignore
+        assert [shape_for(launcher, [2] * 8, num).max_query for num in (0, 1, 2, 3)] == [2, 2, 4, 4]  # pyright: ignore
 
 
 def test_padded_steps_with_trees_give_the_same_tokens(tiny: Path) -> None:
@@ -195,12 +210,13 @@ def test_sizes_beyond_512_are_coarse() -> None:
     assert bucket_sizes(1100)[-4:] == [512, 768, 1024, 1100]
 
 
+@pytest.mark.parametrize("takes_passes", [False, True])
 @pytest.mark.parametrize("max_query", [1, 5, 8])
-def test_no_more_is_recorded_than_start_has_time_for(max_query: int) -> None:
+def test_no_more_is_recorded_than_start_has_time_for(max_query: int, takes_passes: bool) -> None:
     """A recording by halves is three graphs, one whole and one of chunks are one and two: 20 ms each."""
 
     def num_graphs(max_query: int) -> int:
-        shapes = decode_shapes(256, max_query, 8192, max_short=8)
+        shapes = decode_shapes(256, max_query, 8192, max_short=8, takes_passes=takes_passes)
         return sum(1 + 2 * by_halves for by_halves in shapes.values())
 
     assert num_graphs(1) == 3 * len(bucket_sizes(256)) == 48
