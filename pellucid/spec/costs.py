@@ -23,6 +23,8 @@ WINDOW = 16  # plain steps that are remembered
 REMEMBERING = 31 / 32  # weight of what is known, with each step more
 LASTING = 1 / 16  # weight of the guess in the end, in steps; at first it is one
 PROMPTS_SHARE = 0.1  # of a step with prompts, until it is known
+SETTLED = 8  # steps with drafts, behind which more passes are tried
+ENOUGH = 1.9  # of which so many have been seen, with forgetting: one may have been held up
 MOST_SURPRISE = 2.0  # times what was expected: a step that takes longer was held up by something else
 
 
@@ -35,7 +37,7 @@ class Crowd:
     products: Numbers = field(init=False)  # [3], with what they took beside
     plain: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     seconds: float | None = None  # of a plain step: their median
-    # By passes, of steps in which most rows have as many drafts: how often, with forgetting; on the mean,
+    # By passes, of steps in which most rows have as many drafts: how many, with forgetting; on the mean,
     # their drafts a row, and what they took beside plain ones.
     seen: Numbers = field(default_factory=lambda: np.zeros(1 + MOST_PASSES))
     drafts: Numbers = field(default_factory=lambda: np.zeros(1 + MOST_PASSES))
@@ -56,6 +58,12 @@ class Crowd:
         self.plain.append(seconds)
         self.seconds = sorted(self.plain)[(len(self.plain) - 1) // 2]
 
+    @property
+    def most_known(self) -> int:
+        """Most passes of which enough steps have been seen; 0: there are none."""
+        known = np.flatnonzero(self.seen >= ENOUGH)
+        return int(known[-1]) if len(known) else 0
+
     def linear(self, passes: Numbers | float, drafts: Numbers | float) -> Numbers:
         a_step, a_pass, a_draft = self.parts
         return a_step + a_pass * (passes - 1) + a_draft * drafts
@@ -73,26 +81,33 @@ class StepCosts:
     def add_plain(self, num_rows: int, seconds: float) -> None:
         self._crowd(num_rows).add_plain(seconds)
 
-    def add(self, num_rows: int, passes: int, drafts: float, seconds: float) -> float | None:
-        """A step with so many passes, and drafts a row.  Returns its time in plain ones, if that is known."""
+    def add(
+        self, num_rows: int, passes: int, drafts: float, seconds: float, *, is_usual: bool = True
+    ) -> float | None:
+        """A step with so many passes, and drafts a row.  Returns its time in plain ones, if that is known.
+
+        is_usual: says what others with so many passes take.
+        """
         plain = self.plain_seconds(num_rows)
         if plain is None:
             return None
         crowd = self._crowd(num_rows)
         expected = 1 + max(crowd.linear(passes, drafts), crowd.took[passes])
         took = min(seconds / plain, MOST_SURPRISE * float(expected))
+        if not is_usual:
+            return took
+        beside = min(took - 1, max(2 * (float(expected) - 1), float(expected) - 1 + 0.25))
         parts = np.array([1.0, max(0, passes - 1), drafts])
         crowd.squares *= REMEMBERING
         crowd.squares += parts[:, None] * parts + LASTING * (1 - REMEMBERING) * EYE
         crowd.products = (
-            crowd.products * REMEMBERING + (took - 1) * parts + LASTING * (1 - REMEMBERING) * crowd.guess
+            crowd.products * REMEMBERING + beside * parts + LASTING * (1 - REMEMBERING) * crowd.guess
         )
         crowd.num += 1
         if 2 * drafts >= passes:
-            crowd.seen *= REMEMBERING
-            crowd.seen[passes] += 1
+            crowd.seen[passes] = crowd.seen[passes] * REMEMBERING + 1
             crowd.drafts[passes] += (drafts - crowd.drafts[passes]) / crowd.seen[passes]
-            crowd.took[passes] += (took - 1 - crowd.took[passes]) / crowd.seen[passes]
+            crowd.took[passes] += (beside - crowd.took[passes]) / crowd.seen[passes]
             crowd.most = max(crowd.most, passes)
         crowd.is_new = True
         return took
@@ -122,7 +137,19 @@ class StepCosts:
         crowd, at = self._crowd(num_rows), passes.astype(np.int64)
         seen = crowd.seen[at]
         beside = (crowd.took[at] - crowd.linear(passes, crowd.drafts[at])) * seen / (1 + seen)
-        return np.maximum(crowd.linear(passes, drafts) + beside, 0.0)
+        extra = np.maximum(crowd.linear(passes, drafts) + beside, 0.0)
+        most = crowd.most_known
+        is_new = (seen < ENOUGH) & (passes < most)
+        # Fewer passes than are known may be steps of their own: they are worth a try.
+        return np.where(is_new, np.minimum(extra, crowd.took[most] * passes / max(1, most)), extra)
+
+    def hoped(self, num_rows: int, passes: Numbers, extra: Numbers) -> Numbers:
+        """The same at best: more passes than are known may be the same recorded step."""
+        crowd = self._crowd(num_rows)
+        most = crowd.most_known
+        if crowd.num < SETTLED or not most:
+            return extra
+        return np.where(passes > most, np.minimum(extra, crowd.took[most]), extra)
 
     def surprise(self, num_rows: int, passes: Numbers) -> Numbers:
         """By how much more a step may surprise that has more passes than any that has been seen."""
@@ -163,9 +190,11 @@ class StepCosts:
             known = [(abs(other - size), other) for other, its in self._crowds.items() if its.num]
             if known:
                 other = min(known)[1]
-                ratio = self._guess(size)[2] / self._guess(other)[2]
-                crowd.learn(self.parts(other) * (1, 1, ratio))
-                crowd.most = self._crowds[other].most
+                guess = self._guess(size)
+                parts = self.parts(other) * (1, 1, guess[2] / self._guess(other)[2])
+                is_near = other / 2 <= size <= 2 * other
+                crowd.learn(parts if is_near else np.maximum(parts, (0, 0, guess[2])))
+                crowd.most = self._crowds[other].most if is_near else 1
         return crowd
 
     def _guess(self, size: int) -> Numbers:

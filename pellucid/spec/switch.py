@@ -37,6 +37,7 @@ class Switch:
         self.saved = 0.0  # seconds, by all steps with drafts
         self.trial_steps = 0  # left of a trial, that verify drafts
         self.num_trials = 0
+        self._before = FIRST  # credit, as the last one began
         self.due, self._num_try = TRIAL, 1  # credit for the next one, and its steps
         self._is_known, self.is_resting = is_on, False  # has there been a trial; have drafts been given up?
         self._eagerness = 1.0  # share of SHARE that is saved
@@ -94,14 +95,14 @@ class Switch:
     def plain(self) -> None:
         """A plain step has come home."""
         self.passed(1.0)
-        self.left = max(0, self.left - 1)
+        self.left, self._since_look = max(0, self.left - 1), 0
         if self.is_on or self.is_looking:
             return
         if self._is_known and not self.is_resting:
             self.is_on = self.credit > 0
         elif self.is_due and self._tries:
             self.is_on = self._is_known = True
-            self.trial_steps = self._num_try
+            self.trial_steps, self._before = self._num_try, self.credit
             self.num_trials += 1
 
     def drafted(self, tokens: float, took: float, plain_seconds: float, *, has_drafts: bool) -> None:
@@ -154,6 +155,7 @@ class Switch:
         """They do not pay."""
         if self.is_resting:  # a trial has found nothing
             self._eagerness = max(self._eagerness / 2, LEAST_SHARE)
+            self.credit = min(self.credit, self._before - TRIAL)
         else:  # what was lent for prompts is paid back, some of it
             debt = max(0.0, self._owed - max(0.0, self._gained))
             least = -MOST if self._is_known and debt > MOST_LENT else -FIRST

@@ -41,13 +41,14 @@ TRIES_A_ROW, MOST_TRIES = 0.25, 16.0
 FORGETTING = 7 / 8  # with each verification
 OTHERS = 16  # drafts: what was looked at so long ago in any sequence hardly counts any more
 AGAIN = 2  # steps with drafts, behind which is chosen anew
+STAYING = 1.02  # for as many passes as before: a step with more has as few drafts as the one before it
 AT_RISK = 3  # steps that are planned before the first of them has come home
 # Tokens beyond those of a plain step's time, for each doubling of the rows: rows with drafts end one by one,
 # and leave steps less full.
 GAIN_A_DOUBLING = 0.015
-# Of a trial: at most so many rows, steps and drafts; in each row as many drafts as make a step no longer than
-# twice what one makes it; and what is kept of what has been taught.
-TRIAL_ROWS, TRIAL_STEPS, TRIAL_DRAFTS, TRIAL_COST, KEPT_FOR_TRIAL = 16, 4, 32, 2.0, 1 / 32
+# Of a trial: at most so many rows, or a quarter; steps; and drafts; in each row as many as make a step longer
+# by no more than twice what one does, nor than half; and what is kept of what has been taught.
+TRIAL_ROWS, TRIAL_STEPS, TRIAL_DRAFTS, TRIAL_COST, TRIAL_MOST, KEPT_FOR_TRIAL = 16, 4, 32, 2.0, 0.5, 1 / 32
 # A drafter with KV may lose this part of what it has gained, lately, before it is given up; how fast that is
 # learnt and forgotten, with each choice.
 HOPE, HOPING, DESPAIRING = 0.1, 1 / 8, 1 / 64
@@ -63,6 +64,7 @@ class Load(NamedTuple):
     num_tokens: int  # that it computes, if there are prompts among them
     num_decodes: int
     num_joining: int  # prompts that end
+    is_waning: bool  # does it verify more drafts of a row than it makes?
 
 
 class Wants:
@@ -94,15 +96,16 @@ class Wants:
         self._keeps_kv = keeps_kv
         self._has_lost = np.zeros(len(table.want), dtype=bool)  # the drafter's KV
         self._is_followed = self._has_lost.copy()  # prompts of which a part was planned with the drafter
-        self._proposes = False  # the last plan
+        self._proposes, self._num_proposed = False, 0  # the last plan
         self._loads: deque[Load] = deque()  # of plans under way
         self._took: tuple[Load, float] | None = None
         # Of any sequence's drafts, with forgetting.
         self._all_tries = self._all_hits = 0.0
         self.has_switched = False  # the switch, or enough has been learnt: it is time to choose
         self._num_drafting = 0  # steps with drafts since the last choice
-        self._was_trying = False  # when it was last chosen
+        self._was_trying, self._num_chosen = False, 1  # when it was last chosen; for how many rows
         self._num_to_try = 0  # steps of a trial that are to be planned
+        self._num_tried = 0  # the last trial that anybody takes part in
         self._num_looks = 0  # at texts
         self._num_rows = 1  # of the last plan
         self._gain = 1.0  # tokens for a plain step's time, as was expected when it was last chosen
@@ -141,6 +144,8 @@ class Wants:
 
         chunks: slots with a part of a prompt, whether or not they are among the others.
         """
+        if self.switch.is_on and not self.switch.is_trying and len(slots) > 2 * self._num_chosen:
+            self.choose(slots)  # for how many there are now
         most = int(self._table.want[slots].max(initial=0))
         if most or not self._keeps_kv:
             return most
@@ -170,7 +175,8 @@ class Wants:
         """A plan is complete."""
         if not self._is_learning:
             return
-        self._proposes = step.num_propose > 0
+        is_waning = step.num_drafts > 0 and step.num_propose < self._num_proposed
+        self._proposes, self._num_proposed = step.num_propose > 0, step.num_propose
         if self._keeps_kv and not self._proposes:
             self._has_lost[[row.slot for row in step.chunks]] = True
             if not self.switch.is_looking:
@@ -185,7 +191,7 @@ class Wants:
         self._num_rows = max(1, step.num_rows)
         num_tokens = step.num_tokens if step.chunks else 0
         counts = step.num_rows, step.num_drafts, step.num_propose, num_tokens
-        self._loads.append(Load(*counts, len(step.decodes), len(step.joining)))
+        self._loads.append(Load(*counts, len(step.decodes), len(step.joining), is_waning))
 
     def took(self, seconds: float) -> None:
         """The oldest plan has come home, so long after the one before it or after its own start."""
@@ -211,7 +217,9 @@ class Wants:
             self.costs.add_plain(load.num_rows, seconds)
         elif load.num_rows and num_new:
             drafts = load.num_drafts / load.num_rows
-            took = self.costs.add(load.num_rows, max(1, load.passes), drafts, seconds)
+            took = self.costs.add(
+                load.num_rows, max(1, load.passes), drafts, seconds, is_usual=not load.is_waning
+            )
             if took is None or plain is None:
                 switch.look()
             else:
@@ -220,7 +228,9 @@ class Wants:
                 gain = self._gain if self.costs.is_known(load.num_rows) else 1.0
                 if switch.is_on and not switch.is_trying and switch.is_stale(gain):
                     switch.look()
-        self.has_switched |= was != (switch.is_on, switch.is_trying) or self._num_drafting >= AGAIN
+        # Whoever a trial has waited for may be there now.
+        is_idle = load.passes > 0 and switch.is_trying and self._num_tried < switch.num_trials
+        self.has_switched |= was != (switch.is_on, switch.is_trying) or self._num_drafting >= AGAIN or is_idle
 
     def _gained_beside_prompts(self, load: Load, num_new: int) -> float:
         """Plain steps of those that decode, as far as it is known what their drafts take."""
@@ -250,6 +260,9 @@ class Wants:
         if not self._is_learning or not len(slots):
             return
         switch, want = self.switch, self._table.want
+        if switch.is_trying and (want[slots].any() or any(load.num_drafts for load in self._loads)):
+            return  # the trial is under way
+        self._num_chosen = len(slots)
         able = slots[~self._has_lost[slots]]
         want[slots] = 0
         if self._reads_text and switch.may_begin:
@@ -264,21 +277,27 @@ class Wants:
 
     def _try(self, able: Column, num_rows: int) -> None:
         """Say what a trial takes; in one, have its rows want drafts."""
-        stride = -(-len(able) // TRIAL_ROWS) or 1
+        stride = -(-len(able) // max(TRIAL_ROWS, num_rows // 4)) or 1
         some = able[self.switch.num_trials % stride :: stride]  # by turns, so that all get on
-        num_trying, passes = max(1, len(some)), self._passes
-        extra = self.costs.extra(num_rows, passes, passes * (num_trying / num_rows))
-        num = max(1, int(np.count_nonzero(extra <= TRIAL_COST * extra[0])))
+        num_trying, passes, costs = max(1, len(some)), self._passes, self.costs
+        # Recorded steps may take as long with drafts of a few rows as with those of all.
+        extra = costs.extra(num_rows, passes, passes) + costs.surprise(num_rows, passes)
+        num = max(1, int(np.count_nonzero(extra <= min(TRIAL_COST * extra[0], TRIAL_MOST))))
+        num_steps = min(TRIAL_STEPS, 1 + TRIAL_DRAFTS // (num * num_trying))
         if not self.switch.is_trying:
-            num_steps = min(TRIAL_STEPS, 1 + TRIAL_DRAFTS // (num * num_trying))
+            extra = costs.extra(num_rows, passes, passes * (num_trying / num_rows))
             self.switch.plan_trial(num_steps, float(extra[num - 1]))
             return
-        if not self._was_trying:  # what is known of drafts may hold no more
-            self._all_tries *= KEPT_FOR_TRIAL
-            self._all_hits *= KEPT_FOR_TRIAL
-            self._tries[able] *= KEPT_FOR_TRIAL
-            self._hits[able] *= KEPT_FOR_TRIAL
-        self._table.want[some], self._num_to_try = num, self.switch.trial_steps
+        if not len(some):
+            return
+        # What is known of drafts may hold no more.
+        self._all_tries *= KEPT_FOR_TRIAL
+        self._all_hits *= KEPT_FOR_TRIAL
+        self._tries[able] *= KEPT_FOR_TRIAL
+        self._hits[able] *= KEPT_FOR_TRIAL
+        self._table.want[some] = num
+        self.switch.trial_steps = self._num_to_try = num_steps
+        self._num_tried = self.switch.num_trials
 
     def _as_many_as_pay(self, able: Column, num_rows: int) -> Column | int:
         """By rows; none, and given up, if they pay nowhere."""
@@ -331,6 +350,9 @@ class Wants:
         risk = AT_RISK * (extra + costs.surprise(num_rows, passes))
         is_dear = risk > self.switch.credit
         is_dear[0] = False
-        gains = np.where(is_dear, 0.0, tokens / (1 + extra))
-        best = int(np.argmax(gains))
-        return float(gains[best]), np.count_nonzero(is_worth[:, : best + 1], axis=1).astype(np.int64)
+        gain = float(np.max(np.where(is_dear, 0.0, tokens / (1 + extra))))
+        hoped = np.where(is_dear, 0.0, tokens / (1 + costs.hoped(num_rows, passes, extra)))
+        if self._num_proposed:
+            hoped[self._num_proposed - 1] *= STAYING
+        best = int(np.argmax(hoped))
+        return gain, np.count_nonzero(is_worth[:, : best + 1], axis=1).astype(np.int64)

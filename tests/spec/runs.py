@@ -5,6 +5,7 @@ stand, so that engines with other numbers of drafts differ in nothing else.  Pla
 results, as on a GPU.
 
     python -m tests.spec.runs [MACHINE ..]    # tables of rates, rows and lengths; a minute each
+    python -m tests.spec.runs never_slower    # the runs of benchmarks/never_slower.py
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pellucid.graphs.shapes import decode_shapes
+from pellucid.graphs.shapes import StepShape, decode_shapes
 from pellucid.kv.kinds import Full
 from pellucid.kv.manager import KVManager
 from pellucid.sampling_params import SamplingParams
@@ -50,10 +51,13 @@ class Machine:
     max_rows: int = 256  # of recorded steps, to whose shapes others are padded; 0: none are recorded
     noise: float = 0.02
 
-    def milliseconds(self, num_rows: int, num_drafts: int, num_tokens: int, num_propose: int) -> float:
-        """num_rows: that decode.  num_tokens: of all rows, drafts included."""
+    def milliseconds(self, num_rows: int, drafts: Numbers, num_tokens: int, num_propose: int) -> float:
+        """num_rows: that decode.  drafts: that rows verify.  num_tokens: of all rows, drafts included."""
+        num_drafts = int(drafts.sum())
         if self.max_rows and num_tokens == num_rows + num_drafts:
-            num_tokens = padded(self.max_rows, self.most, num_rows, num_tokens)
+            num = max(num_propose, int(drafts.max(initial=0)))
+            shape = self.recorded(num_rows, num_tokens, num)
+            num_tokens, num_propose = shape.num_tokens, shape.max_query - 1
         queries = num_rows + 0.25 * (num_tokens - num_rows) * (num_drafts > 0)
         took = float(np.interp(num_tokens, self.tokens, self.forward)) + self.query * queries
         if num_propose:
@@ -61,34 +65,37 @@ class Machine:
             took += (num_propose - 1) * (self.each_pass[0] + self.each_pass[1] * num_rows)
         return took
 
+    def recorded(self, num_rows: int, num_tokens: int, num_drafts: int) -> StepShape:
+        """What a step replays in which a row has, or is to have, so many drafts; it makes all its passes."""
+        shapes = shapes_of(self.max_rows, self.most, self.drafter is Drafter.KEEPS_KV)
+        return min(
+            shape
+            for shape in shapes
+            if shape.num_rows >= num_rows and shape.num_tokens >= num_tokens and shape.max_query > num_drafts
+        )
+
 
 @cache
-def padded(max_rows: int, most: int, num_rows: int, num_tokens: int) -> int:
-    """Tokens of the recorded step that such a one replays."""
-    shapes = decode_shapes(max_rows, 1 + most, 16384, 8)
-    return min(
-        shape.num_tokens
-        for shape in shapes
-        if shape.num_rows >= num_rows
-        and shape.num_tokens >= num_tokens
-        and (num_tokens == num_rows or not shape.is_plain)
-    )
+def shapes_of(max_rows: int, most: int, takes_passes: bool) -> list[StepShape]:
+    return list(decode_shapes(max_rows, 1 + most, 16384, 8, takes_passes=takes_passes))
 
 
-# Qwen3-8B on an H200: steps as benchmarks/h200.md has them.
+# Qwen3-8B on an H200: steps of 1, 32 and 256 rows as they were measured.
 H200 = Machine(
     tokens=(1, 2, 4, 64, 128, 256, 512, 1024, 2048, 16384),
-    forward=(3.83, 4.0, 4.1, 4.72, 5.2, 6.9, 11.6, 23.0, 50.0, 415.0),
-    query=0.0106,
+    forward=(3.83, 4.0, 4.1, 4.5, 5.05, 7.2, 13.0, 22.6, 42.0, 357.0),
+    query=0.0075,
 )
 SPROUT = Machine(tokens=(0, 20000), forward=(4.7, 4704.7), cheap_tokens=20, max_rows=0, noise=0.03)
 MACHINES = {
-    "eagle3": replace(H200, running=(0.3, 0.001), each_pass=(0.2, 0.0012), most=3, drafter=Drafter.KEEPS_KV),
+    "eagle3": replace(
+        H200, running=(0.25, 0.0008), each_pass=(0.2, 0.0012), most=3, drafter=Drafter.KEEPS_KV
+    ),
     "draft model": replace(
         H200, running=(0.75, 0.0035), each_pass=(0.65, 0.009), most=4, drafter=Drafter.KEEPS_KV
     ),
     "eagle3, 7": replace(
-        H200, running=(0.3, 0.001), each_pass=(0.2, 0.0012), most=7, drafter=Drafter.KEEPS_KV
+        H200, running=(0.25, 0.0008), each_pass=(0.2, 0.0012), most=7, drafter=Drafter.KEEPS_KV
     ),
     "dflash": replace(H200, running=(0.7, 0.002), each_pass=(0.01, 0.001), most=15, drafter=Drafter.KEEPS_KV),
     "suffix": replace(H200, running=(0.05, 0.0002), most=7),
@@ -109,6 +116,20 @@ def mixed(*rates: float) -> Rates:
     return lambda number, num: np.full(num, rates[number % len(rates)])
 
 
+@dataclass(frozen=True)
+class ByTheClock:
+    """One after the other, each for so many seconds of a wave."""
+
+    seconds: float
+    rates: tuple[float, ...]
+
+    def __call__(self, number: int, num: int) -> Numbers:
+        return np.ones(num)  # what stands is found when it is verified
+
+    def at(self, seconds: float) -> float:
+        return self.rates[int(seconds / self.seconds) % len(self.rates)]
+
+
 def turns(length: int, *rates: float) -> Rates:
     """One after the other, each for so many tokens of every request."""
     return lambda number, num: np.array(rates)[np.arange(num) // length % len(rates)]
@@ -125,11 +146,11 @@ class Work:
     answers: Sequence[int] = ()  # tokens, of each wave's, if waves differ: at most `answer`
     budget: int = 16384  # tokens of a step
     requests: int = 0  # of a wave, if more than rows
+    sizes: Sequence[int] = ()  # requests of each wave, if waves differ
     rates: Sequence[Rates] = (constant(0.8),)  # of each wave
 
-    @property
-    def num_requests(self) -> int:
-        return self.requests or self.rows
+    def num_requests(self, wave: int) -> int:
+        return self.sizes[wave] if self.sizes else self.requests or self.rows
 
 
 class Run:
@@ -165,9 +186,11 @@ class Run:
         self.known, self.computed, self.limit = np.zeros((3, work.rows + 1), dtype=np.int64)
         self.texts = np.zeros((work.rows + 1, max_len + 1), dtype=np.int32)
         self.stands = np.zeros((work.rows + 1, max_len + 1), dtype=np.int32)  # how many drafts from there on
+        self.luck = np.ones((work.rows + 1, max_len + 1))  # of a draft at each place
         self.waves: list[float] = []  # tokens a second, of each
         self._inflight: deque[tuple[StepPlan, StepResult, float]] = deque()
         self._rates: dict[int, NDArray[np.float64]] = {}  # of sequences
+        self._wave_rates, self._seconds = work.rates[0], 0.0  # of the wave: how long it has run
         for number, rates in enumerate(work.rates):
             self._wave(number, rates)
 
@@ -177,8 +200,9 @@ class Run:
         return len(self.waves) / sum(1 / wave for wave in self.waves)
 
     def _wave(self, number: int, rates: Rates) -> None:
-        work, num_tokens, seconds = self.work, 0, 0.0
-        for index in range(work.num_requests):
+        work, num_tokens = self.work, 0
+        self._wave_rates, self._seconds = rates, 0.0
+        for index in range(work.num_requests(number)):
             answer = work.answers[number] if work.answers else work.answer
             if work.shortest:
                 answer = int(self._dice.integers(work.shortest, work.answer, endpoint=True))
@@ -196,17 +220,18 @@ class Run:
             while len(self._inflight) < 2 and (plan := self.scheduler.next_plan()) is not None:
                 self._inflight.append((plan, *self._run(plan)))
             plan, result, took = self._inflight.popleft()
-            seconds += took
+            self._seconds += took
             self.scheduler.took(took)
             self.scheduler.commit(plan, result)
-        self.waves.append(num_tokens / seconds)
+        self.waves.append(num_tokens / self._seconds)
 
     def _admit(self, plan: StepPlan) -> None:
         for new in plan.admitted:
             slot, num = new.slot, len(new.token_ids)
             self.known[slot], self.computed[slot], self.limit[slot] = num, new.num_computed, new.limit
             rates = self._rates[new.seq_id]
-            stands = self._dice.random(new.limit - num + 1) < rates[: new.limit - num + 1]
+            luck = self.luck[slot, num : new.limit + 1] = self._dice.random(new.limit - num + 1)
+            stands = luck < rates[: new.limit - num + 1]
             text, follows = self.texts[slot], self.stands[slot]
             text[:num] = new.token_ids
             text[num : new.limit + 1] = self._dice.integers(1 << 30, size=new.limit - num + 1)
@@ -228,7 +253,12 @@ class Run:
         end = self.computed[slots] + query - draft
         samples = end >= self.known[slots]
         # The token at place `end` is the model's own; drafts are of the places from there on.
-        new = 1 + np.minimum(self.stands[slots, np.minimum(end, self.limit[slots])], draft)
+        follows = self.stands[slots, np.minimum(end, self.limit[slots])]
+        if isinstance(self._wave_rates, ByTheClock):
+            at = np.minimum(end[:, None] + np.arange(self.machine.most), self.texts.shape[1] - 1)
+            stands = self.luck[slots[:, None], at] < self._wave_rates.at(self._seconds)
+            follows = stands.cumprod(axis=1).sum(axis=1)
+        new = 1 + np.minimum(follows, draft)
         new = np.where(samples, np.minimum(new, self.limit[slots] - end), 0)
         new = np.maximum(new, 0)
         width = int(new.max(initial=0))
@@ -236,8 +266,8 @@ class Run:
         tokens = self.texts[slots[:, None], places]
         self.known[slots] = np.where(samples, end + new, self.known[slots])
         self.computed[slots] = end + np.maximum(0, new - 1)
-        num_decodes, num_drafts = int((query - draft == 1).sum()), int(draft.sum())
-        took = self.machine.milliseconds(num_decodes, num_drafts, plan.num_tokens, plan.num_propose) / 1000
+        num_decodes = int((query - draft == 1).sum())
+        took = self.machine.milliseconds(num_decodes, draft, plan.num_tokens, plan.num_propose) / 1000
         took *= max(0.5, self._clock.normal(1, self.machine.noise)) * (
             3 if self._clock.random() < 0.002 else 1
         )
@@ -305,7 +335,41 @@ def work_of(task: str, rows: int, answer: int) -> Work:
     return Work(rows=rows, answer=answer, rates=(TASKS[task],) * (3 if answer < 200 else 1))
 
 
+def never_slower(machine: Machine, rows: Sequence[int], seed: int = 0) -> dict[tuple[str, int], Ratios]:
+    """As benchmarks/never_slower.py --rates 0.8 0.5 0.2 --turns 2 --tokens 192, by task and rows.
+
+    Engines live on from task to task.  The best is all drafts in every step, or none.
+    """
+    machine, rates, tokens = replace(machine, max_rows=max(rows)), (0.8, 0.5, 0.2), 192
+    tasks = [(name, num) for name in (*map(str, rates), "switching") for num in rows]
+    sizes = [num for _, num in tasks for _ in range(2)]
+    work = Work(rows=max(rows), answer=tokens, sizes=sizes, rates=(constant(0.0),) * len(sizes))
+    off = Run(machine, work, fixed=0, seed=seed).waves
+    given = [
+        ByTheClock(num * tokens / off[2 * i] / 4, rates) if name == "switching" else constant(float(name))
+        for i, (name, num) in enumerate(tasks)
+        for _ in range(2)
+    ]
+    work = replace(work, rates=given)
+    adaptive, fixed = (Run(machine, work, fixed=num, seed=seed).waves for num in (None, machine.most))
+
+    def seconds(waves: Sequence[float], task: int) -> float:
+        return 1 / waves[2 * task] + 1 / waves[2 * task + 1]
+
+    found = {}
+    for i, task in enumerate(tasks):
+        of_off, best_of_off = (seconds(off, i) / seconds(waves, i) for waves in (adaptive, fixed))
+        num, most = (machine.most, best_of_off) if best_of_off > 1 else (0, 1.0)
+        found[task] = Ratios(adaptive[2 * i] / off[2 * i], of_off, of_off / most, num, most)
+    return found
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["never_slower"]:
+        for rows in ((1, 32), (8, 64), (256,)):
+            for (task, num), ratios in never_slower(MACHINES["eagle3"], rows).items():
+                sys.stdout.write(f"| {task} | {num} | {ratios}{' !' * ratios.falls_short} |\n")
+        return
     for name in sys.argv[1:] or MACHINES:
         sys.stdout.write(
             f"\n{name}: of none in the first of three waves, and in all; of the best (number: of none); "

@@ -67,6 +67,40 @@ def test_what_lies_on_no_line_is_learnt_by_passes_of_steps_in_which_most_rows_ha
     assert costs.extra(8, passes, passes) == pytest.approx([steps - 1 for steps in took.values()], abs=0.08)
 
 
+def test_numbers_of_passes_that_have_not_been_seen_are_worth_a_try() -> None:
+    """Fewer may take their share of what is known, and more no longer: as recorded steps of their own."""
+    costs, passes = StepCosts(20), np.arange(1.0, 5)
+    costs.add_plain(8, 0.01)
+    dear = np.full(4, 3.0)
+    assert (costs.hoped(8, passes, dear) == dear).all()
+    for _ in range(10):
+        costs.add(8, 2, 2, 0.016)
+    assert costs.extra(8, passes, passes)[:2] == pytest.approx([0.3, 0.6], abs=0.05)
+    assert costs.hoped(8, passes, dear) == pytest.approx([3.0, 3.0, 0.6, 0.6], abs=0.05)
+    for _ in range(10):
+        costs.add(8, 4, 4, 0.03)
+        costs.add(8, 1, 1, 0.015)
+    assert costs.hoped(8, passes, dear)[3] == 3.0
+    assert costs.extra(8, passes, passes)[0] == pytest.approx(0.5, abs=0.05), "it has been tried"
+
+
+def test_a_step_that_was_held_up_says_little_of_its_passes() -> None:
+    costs, three = StepCosts(256), np.array([3.0])
+    for _ in range(20):
+        costs.add_plain(8, 0.01)
+        costs.add(8, 2, 2, 0.012)
+    costs.add(8, 3, 3, 0.04)
+    assert costs.extra(8, three, three) < 0.6
+
+
+def test_a_step_that_verifies_more_drafts_than_it_makes_says_nothing_of_others() -> None:
+    costs, one = StepCosts(20), np.array([1.0])
+    costs.add_plain(8, 0.01)
+    before = costs.extra(8, one, one)
+    assert costs.add(8, 1, 3, 0.014, is_usual=False) == pytest.approx(1.4)
+    assert costs.extra(8, one, one) == before
+
+
 def test_a_proposer_takes_a_share_of_prompts() -> None:
     costs = StepCosts(20, takes_passes=True)
     assert costs.prompts(5, 100) == pytest.approx(PROMPTS_SHARE * 4), "nothing is known"

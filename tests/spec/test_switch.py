@@ -46,6 +46,17 @@ def test_a_trial_waits_for_what_it_takes() -> None:
     assert plain(switch, 1000) == pytest.approx((3 - FIRST) / SHARE, abs=2)
 
 
+def test_trials_that_find_nothing_do_not_follow_each_other_because_their_own_tokens_pay_for_them() -> None:
+    switch = Switch()
+    switch.give_up()
+    switch.plan_trial(4, 0.5)
+    plain(switch, 100)
+    while switch.is_trying:
+        switch.drafted(1.5, 1.5, 0.01, has_drafts=True)
+    switch.give_up()
+    assert plain(switch, 1000) >= TRIAL / SHARE
+
+
 def test_an_empty_account_ends_drafts() -> None:
     """A trial may lose a little more, which is saved for before the next one."""
     switch = Switch(is_on=True)
