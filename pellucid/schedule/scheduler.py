@@ -286,8 +286,8 @@ class Scheduler:
             t.drafted[slots] += draft
             step.add_drafts(draft)
         sampled = np.concatenate((slots, np.array(step.joining))) if step.joining else slots
-        want = t.want[sampled]  # and they are there for the next step
         step.num_propose = self.wants.num_propose(sampled, [row.slot for row in step.chunks])
+        want = t.want[sampled]  # and they are there for the next step
         if step.asked & HOST_BOUND:  # of theirs the host learns later
             want[t.asked[sampled] & HOST_BOUND > 0] = 0
         t.drafts[sampled] = want
