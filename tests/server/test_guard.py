@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from starlette.requests import HTTPConnection
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from pellucid.server.context import client_of
 from pellucid.server.errors import ApiError
@@ -63,6 +63,35 @@ def test_a_key_may_have_limits() -> None:
     now[0] = 60.0
     with keys.counted(key):
         pass
+
+
+@pytest.mark.parametrize("method,most", [("POST", 1), ("GET", 2)])
+def test_what_a_key_has_under_way_is_counted_on_the_way_to_routes(method: str, most: int) -> None:
+    """Of what is work: one more has a 429, and another key's has not."""
+    under_way, statuses = [0], list[int]()
+    mine, other = Key("alice", b"first", max_requests=1), Key("bob", b"second")
+    server: Any = SimpleNamespace(options=ServeOptions(), is_draining=False, num_requests=0)
+
+    async def send(message: Message) -> None:
+        statuses.extend([message["status"]] if "status" in message else [])
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        under_way[0] += 1
+        if under_way[0] == 1:  # within it, one more of each key
+            await ask(FIRST)
+            await ask({"authorization": "Bearer second"})
+
+    guard = Guard(app, server, Keys([mine, other]))
+
+    async def ask(headers: dict[str, str]) -> None:
+        raw = [(name.encode(), value.encode()) for name, value in {"host": "localhost", **headers}.items()]
+        scope = {"type": "http", "method": method, "path": "/v1/models", "headers": raw, "client": ("a", 1)}
+        never: Any = None
+        await guard(scope, never, send)
+
+    asyncio.run(ask(FIRST))
+    assert under_way == [most + 1] and statuses == [429] * (2 - most)
+    assert mine.num_under_way == other.num_under_way == server.num_requests == 0
 
 
 def test_keys_come_from_a_file(tmp_path: Path) -> None:
