@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -125,6 +127,14 @@ def test_two_engines_of_one_device_hand_a_prompt_over(tiny: Path, device: str) -
             do_remote_prefill=True, remote_engine_id=str(lends["engine_id"]), remote_request_id=name
         )
         brought, _ = answer(second, prompt, 20, where)
+        features: Any = first.llm_engine.engine.scheduler.features  # type: ignore[union-attr]
+        shelf = features._features["kv_transfer"].connector._lender.shelf
+        assert shelf.num_lent == 0, "all is read"
+        answer(first, prompt, 1, KVParams(do_remote_decode=True))
+        assert shelf.num_lent == 1
+        shelf._clock = lambda: math.inf
+        answer(first, prompt, 1)
+        assert shelf.num_lent == 0, "nobody has asked in time"
         lent, told = first.llm_engine.stats.of_features, second.llm_engine.stats.of_features
     assert (told["kv_peer_loads"], told["kv_peer_failed_loads"]) == (1, 0)
     assert told["kv_peer_pages_loaded"] == 6 <= lent["kv_peer_pages_saved"]
