@@ -41,7 +41,7 @@ class EngineStats:
     is_synthetic: bool  # drafts stood by chance: neither they nor the speed are the model's own
     proposer: str = "none"  # the speculative method
     num_verifying_steps: int = 0  # with drafts in them
-    draft_seconds_saved: float = 0.0  # by steps with drafts against plain ones; less than 0: they have cost
+    draft_seconds_saved: float = 0.0  # by drafts, less what drafters took of prompts; below 0: they have cost
     sleep: SleepState = AWAKE
     # Totals that features count, by name; a name that ends in _now is of what is there now.
     of_features: dict[str, int] = field(default_factory=dict[str, int])

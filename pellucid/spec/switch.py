@@ -34,7 +34,8 @@ class Switch:
         self.left = 0 if is_on else LOOK  # of a look, plain steps
         self.credit = FIRST
         self._most = MOST  # that is saved
-        self.saved = 0.0  # seconds, by all steps with drafts
+        # Seconds, less what drafters have taken of prompts; and plain steps that are to be added.
+        self.saved = self._uncounted = 0.0
         self.trial_steps = 0  # left of a trial, that verify drafts
         self.num_trials = 0
         self._before = FIRST  # credit, as the last one began
@@ -111,15 +112,16 @@ class Switch:
         tokens: a row.  took: plain steps.
         """
         self.credit = min(self.credit + SHARE + tokens - took, max(MOST, self.credit))
-        self.saved += (tokens - took) * plain_seconds
+        self._save(tokens - took, plain_seconds)
         self.gained(tokens - took)
         self._since_look += 1
         self.trial_steps = max(0, self.trial_steps - has_drafts)
         if self.credit < -TRIAL * self.is_trying:
             self.give_up()
 
-    def followed(self, took: float, gained: float = 0.0) -> None:
+    def followed(self, took: float, gained: float = 0.0, plain_seconds: float | None = None) -> None:
         """A drafter has taken so many plain steps of a step with prompts, whose drafts have saved so many."""
+        self._save(gained - took, plain_seconds)
         self.gained(gained)
         self._owed += took
         if self.is_resting:
@@ -127,6 +129,13 @@ class Switch:
         is_empty = self.is_on and self.is_resting and self.credit < -TRIAL
         if is_empty or (not self.is_resting and self._owed - self._gained > MOST_LENT):
             self.give_up()
+
+    def _save(self, steps: float, plain_seconds: float | None) -> None:
+        """None: it is not known yet, and counted as soon as it is."""
+        self._uncounted += steps
+        if plain_seconds is not None:
+            self.saved += self._uncounted * plain_seconds
+            self._uncounted = 0.0
 
     def gained(self, steps: float) -> None:
         """Drafts have saved so many plain steps."""

@@ -211,7 +211,7 @@ class Wants:
                 self.costs.add_prompt(load.num_tokens, seconds, is_followed=load.passes > 0)
                 if load.passes:
                     took = self.costs.prompts(load.num_rows, load.num_tokens)
-                    switch.followed(took, self._gained_beside_prompts(load, num_new))
+                    switch.followed(took, self._gained_beside_prompts(load, num_new), plain)
         elif not load.passes and not load.num_drafts:
             switch.plain()
             self.costs.add_plain(load.num_rows, seconds)

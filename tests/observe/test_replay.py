@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from pellucid.cli.main import main
@@ -58,6 +60,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     recorded = read_trace(tmp_path / "trace")
     assert recorded.num_generated == lengths == {f"r{i}": 3 + i for i in range(6)}
     first, second = recorded.requests[:2]
+    assert [step.num_waiting for step in recorded.steps[:2]] == [2, 2] and not recorded.steps[-1].num_waiting
     assert first.prompt_len == 33 and len(first.blocks) == 8 and first.blocks == second.blocks
     assert "500" not in (tmp_path / "trace").read_text(), "no tokens"
     assert pictures(tmp_path / "trace")[0]["frame"]["is_first"] is True  # type: ignore[index]
@@ -89,6 +92,36 @@ def test_other_limits_have_other_outcomes(tmp_path: Path) -> None:
     assert tight.num_tokens == again.num_tokens and tight.kv_peak > again.kv_peak
     tiny = replay(recorded, cost, num_pages=3)
     assert len(tiny.refused) == 6 and tiny.num_tokens == 0
+
+
+def test_requests_come_when_they_came_and_in_their_order(tmp_path: Path) -> None:
+    record(tmp_path / "trace")
+    recorded = read_trace(tmp_path / "trace")
+    cost, one = StepCost(recorded.steps), replace(recorded.engine.options, num_slots=1, policy="priority")
+
+    def again(**changes: Any) -> Outcome:
+        """With other facts of the last request, the longest."""
+        last = msgspec.structs.replace(recorded.requests[-1], **changes)
+        return replay(replace(recorded, requests=[*recorded.requests[:-1], last]), cost, options=one)
+
+    plain, late, urgent = again(), again(arrival=50.0), again(priority=-1)
+    assert 50 < late.seconds < 51 and max(late.waits) < max(plain.waits)
+    assert urgent.waits[1] - urgent.waits[0] > plain.waits[1] - plain.waits[0]
+
+
+def test_what_an_engine_did_is_there_when_it_is_killed(tmp_path: Path) -> None:
+    """But for the last second."""
+    now, scheduler, device = [0.0], make_scheduler(num_slots=4), Device()
+    trace = StepTrace(tmp_path / "trace", scheduler, lambda: STATS, clock=lambda: now[0])
+    scheduler.add(make_request("a", 5))
+    for _ in range(3):
+        now[0] += 0.6
+        plan = scheduler.next_plan()
+        assert plan is not None
+        result = device.run(plan)
+        trace.lands(plan, result, 0.6)
+        scheduler.commit(plan, result)
+    assert len(read_trace(tmp_path / "trace").steps) == 2
 
 
 def test_the_command_prints_all_three(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

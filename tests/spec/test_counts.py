@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pellucid import LLM, SamplingParams
+from pellucid.schedule.counters import SchedulerCounters
 from pellucid.types import DraftCounts, RequestOutput
 from tests.llm.test_invariance import BASE
 from tests.spec.test_ngram import random_prompts
@@ -32,7 +34,9 @@ def test_answers_counts_are_the_engines(tiny: Path, options: dict[str, int]) -> 
                 num, before[output.request_id] = before[output.request_id], len(output.outputs[0].token_ids)
                 stood[before[output.request_id] - num - 1] += 1
                 outputs += [output] if output.finished else []
+        llm.llm_engine.engine.scheduler.wants.switch.saved = 1.5  # type: ignore[union-attr]
         stats = llm.llm_engine.stats
+    assert stats.draft_seconds_saved == 1.5 and 0 < stats.num_verifying_steps < stats.num_drafts
     total = DraftCounts()
     for output in outputs:
         drafts = output.metrics.drafts
@@ -51,3 +55,12 @@ def test_who_drafts_nothing_has_no_counts(tiny: Path) -> None:
     with LLM(str(tiny), **BASE) as llm:  # type: ignore[arg-type]
         (output,) = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4), use_tqdm=False)
     assert output.metrics.drafts == DraftCounts() and output.metrics.drafts.acceptance_rate == 0
+
+
+def test_rows_of_a_step_are_counted_one_by_one_and_the_step_once() -> None:
+    counters = SchedulerCounters(num_accepted_per_position=[0] * 4)
+    for draft, stood in (([2, 0, 3, 4], [1, 0, 3, 0]), ([0, 0], [0, 0])):
+        counters.count_drafts(np.array(draft), np.array(stood))
+    assert (counters.num_verifying_steps, counters.num_drafts) == (1, 3)
+    assert (counters.num_draft_tokens, counters.num_accepted_tokens) == (9, 4)
+    assert counters.num_accepted_per_position == [2, 1, 1, 0]

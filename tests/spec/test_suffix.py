@@ -9,7 +9,16 @@ from pathlib import Path
 import torch
 
 from pellucid import LLM, SamplingParams
-from pellucid.spec.suffix import VOTES, best_matches, matches, vote
+from pellucid.config import SpeculativeConfig
+from pellucid.spec.suffix import (
+    MOST_POOL_TOKENS,
+    POOL_PLACES,
+    VOTES,
+    SuffixProposer,
+    best_matches,
+    matches,
+    vote,
+)
 from tests.llm.test_invariance import BASE, random_requests
 
 SUFFIX = {"method": "suffix", "num_speculative_tokens": 4, "adaptive": False}
@@ -51,6 +60,22 @@ def test_most_of_those_decide_who_have_said_all_before() -> None:
             counts = Counter(text[i] for text in voters)
             assert counts[draft] == max(counts.values())
             voters = [text for text in voters if text[i] == draft]
+
+
+def test_the_pool_is_bounded_and_keeps_the_ends_of_the_last_texts() -> None:
+    config = SpeculativeConfig(
+        method="suffix", num_speculative_tokens=4, suffix_decoding_max_cached_requests=10_000
+    )
+    proposer = SuffixProposer.of(config)
+    num = len(proposer._pool)
+    assert proposer._pool.numel() == MOST_POOL_TOKENS
+    texts = torch.arange(num + 2, dtype=torch.int32)[:, None] * 10_000 + torch.arange(3000, dtype=torch.int32)
+    for slot in range(num + 2):
+        proposer.retire([slot], texts, torch.full((num + 2,), 2000 if slot else 9))
+    kept = {int(text[0]) // 10_000: text for text in proposer._pool}
+    assert kept.keys() == {*range(2, num + 2)}, "the oldest ones have given way"
+    assert kept[5].tolist() == texts[5, 2001 - POOL_PLACES : 2001].tolist()
+    assert proposer._lengths.tolist() == [POOL_PLACES] * num
 
 
 def test_a_finished_answer_helps_the_next_one(tiny: Path) -> None:

@@ -126,6 +126,24 @@ def test_rows_of_all_kinds_behind_a_queue_are_faster_together() -> None:
     assert compare(MACHINES["eagle3"], work).of_off > 1.2
 
 
+@pytest.mark.parametrize(
+    "machine,rate,prompt,least,most",
+    [
+        ("eagle3", 0.8, 1000, 0.8, 1.2),
+        ("eagle3 on a CPU", 0.0, 1000, 0.7, 1.4),
+        ("suffix", 0.0, 64, 0.8, 1.2),
+    ],
+)
+def test_what_drafts_are_said_to_have_saved_is_what_answers_without_them_take_longer(
+    machine: str, rate: float, prompt: int, least: float, most: float
+) -> None:
+    """Or have cost, with what a drafter takes of prompts."""
+    work = Work(rows=8, prompt=prompt, answer=96, rates=(constant(rate),) * 3)
+    run, off = Run(MACHINES[machine], work), Run(MACHINES[machine], work, fixed=0)
+    saved = sum(work.rows * work.answer * (1 / a - 1 / b) for a, b in zip(off.waves, run.waves, strict=True))
+    assert least < run.scheduler.wants.switch.saved / saved < most
+
+
 class Steps:
     """Rows of which each draft stands with a chance of its own, in steps that take no time."""
 
