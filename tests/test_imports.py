@@ -114,7 +114,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
         *PLAIN,
     },
     "models.head": {"models", "layers", "attention.base", "kv.layout", "dist", *PLAIN},
-    "models": {"layers", "attention.base", "quant", "weights", "kv.layout", *PLAIN},
+    "models": {"layers", "attention.base", "quant", "weights", "kv.layout", "collector", *PLAIN},
     "spec": {"models", "layers", "dist", "sample", "kernels", *PLAIN},
     "worker": {
         *("attention", "quant", "sample", "lora", "layers", "models", "spec", "kernels", "dist"),

@@ -10,10 +10,12 @@ import torch
 
 from pellucid.layers.embedding import VocabEmbedding
 from pellucid.layers.experts import Experts
+from pellucid.layers.latent import LatentAttention
 from pellucid.layers.linear import Linear
 from pellucid.layers.weight import Weight
 from pellucid.quant.base import ExpertMatrix
 from pellucid.quant.layouts.base import LayerFormat
+from pellucid.quant.products import name_of
 from pellucid.weights.decoded import describe, paths_of
 from pellucid.weights.source import Header
 
@@ -67,7 +69,7 @@ def kinds_of(
             part, path = parts[0], name.removesuffix(".weight")
             format = formats.get(path)
             info = infos.get(name)
-            plain = info.type if info else str(dtype).removeprefix("torch.")
+            plain = info.type if info else name_of(dtype)
             stored = plain if format is None else describe(format)
             kind = kinds.setdefault((names, stored, served), Kind(names, stored, served))
             kind.num_matrices += 1
@@ -76,7 +78,19 @@ def kinds_of(
             kind.num_weights += num_weights
             kept_bits = weight.spec.kept_bits or 8 * weight.itemsize
             kind.kept_bytes += round(num_weights * kept_bits / 8)
-    return list(kinds.values())
+    return [*kinds.values(), *tied_heads(model)]
+
+
+def tied_heads(model: torch.nn.Module) -> Iterator[Kind]:
+    """Heads that multiply with a table of embeddings: with itself, or with what they lay out of it anew."""
+    tables = {id(layer.weight) for layer in model.modules() if isinstance(layer, VocabEmbedding)}
+    for layer in model.modules():
+        weight = next(layer.parameters(recurse=False), None) if isinstance(layer, Linear) else None
+        if isinstance(layer, Linear) and isinstance(weight, Weight) and id(weight) in tables:
+            kind = Kind("head", "tied to the table of embeddings", served_by(layer), 1, weight.numel())
+            is_copy = layer.product is not None and layer.product.copies
+            kind.kept_bytes = weight.nbytes if is_copy else 0
+            yield kind
 
 
 def matrices(model: torch.nn.Module) -> Iterator[tuple[str, str, Weight]]:
@@ -85,6 +99,9 @@ def matrices(model: torch.nn.Module) -> Iterator[tuple[str, str, Weight]]:
     for layer in model.modules():
         if isinstance(layer, Experts):
             yield from experts_of(layer)
+        if isinstance(layer, LatentAttention):
+            served = f"{name_of(layer.kv_b.dtype)}: attention's own products, which take plain numbers"
+            yield "kv_b_proj", served, layer.kv_b
         if not isinstance(layer, Linear | VocabEmbedding):
             continue
         weight = next((p for p in layer.parameters(recurse=False) if isinstance(p, Weight)), None)

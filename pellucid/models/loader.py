@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
+from pellucid.collector import trim
 from pellucid.layers.weight import Finishing, Weight
 from pellucid.models.checkpoint import GGUF, Checkpoint
 from pellucid.quant.kv_scales import UNUSED, kv_scale_name
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 MAX_NAMED = 5  # tensors listed in an error
-LARGE = 64 << 20  # bytes of a weight, from which on it is worth the wait to give them back
+LARGE = {"cuda": 64 << 20, "cpu": 1 << 20}  # bytes of a weight that are worth the wait to give them back
 
 
 class Loadable(Protocol):
@@ -141,8 +142,8 @@ def fill_dummy(model: Loadable, seed: int) -> None:
 def fill_each(model: object, fill: Callable[[Weight], None]) -> None:
     """Allocate and fill the weights of one layer after the other, and let it repack before the next.
 
-    So no more is held than what is finished and one layer.  What a large one lets go of goes back to the GPU:
-    cut up for what stays, it would hold room that nothing else has use for.
+    So no more is held than what is finished and one layer.  What a large one lets go of goes back to the GPU
+    or the system: cut up for what stays, it would hold room that nothing else has use for.
     """
     filled = set[int]()  # a weight that two layers share is filled once
     for module in inner_first(torch_module(model)):
@@ -151,20 +152,24 @@ def fill_each(model: object, fill: Callable[[Weight], None]) -> None:
             module.finish()
         if lets_go:
             torch.cuda.empty_cache()
+            trim()
 
 
 def fill_own(module: nn.Module, fill: Callable[[Weight], None], filled: set[int]) -> bool:
-    """Allocate and fill what a layer has itself.  Returns whether much of a GPU's memory is let go of later.
+    """Allocate and fill what a layer has itself.  Returns whether much memory may be let go of later.
 
     filled: what has been, which is noted here.  Holds none of them afterwards.
     """
     lets_go = False
     for weight in module.parameters(recurse=False):
-        if isinstance(weight, Weight) and id(weight) not in filled:
+        if not isinstance(weight, Weight):
+            continue
+        if id(weight) not in filled:
             filled.add(id(weight))
             weight.allocate()
             fill(weight)
-            lets_go |= weight.is_cuda and weight.spec.kept_bits is not None and weight.nbytes > LARGE
+        is_repacked = not weight.is_cuda or weight.spec.kept_bits is not None
+        lets_go |= is_repacked and weight.nbytes >= LARGE[weight.device.type]
     return lets_go
 
 

@@ -58,6 +58,11 @@ class Product:
         return self.has_few_rows or self.multiplier in others
 
     @property
+    def copies(self) -> bool:
+        """Whether plain weights are laid out anew, so that whoever shares them needs the others, too."""
+        return self.multiplier in (Multiplier.NATIVE, Multiplier.PACKED)
+
+    @property
     def has_few_rows(self) -> bool:
         """Whether few rows of bytes have kernels of their own."""
         fp8 = Multiplier.FP8_ROWS, Multiplier.FP8_KERNELS, Multiplier.FP8_BLOCKS

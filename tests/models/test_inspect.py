@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from pellucid.cli.main import main
+from pellucid.config import ModelConfig
+from pellucid.models.build import design
+from pellucid.models.checkpoint import Checkpoint
+from pellucid.models.inspect import inspect
+from pellucid.models.loader import weights_of
+from pellucid.quant.products import plain_product
+from pellucid.quant.unquantized import can_pack, multiplies_bfloat16
 from tests.models.conftest import Folder
+from tests.models.harness import CPU
 from tests.models.test_coded import write_coded
+from tests.models.test_loader import OPTIONS
 
 
 def inspected(capsys: pytest.CaptureFixture[str], *args: str) -> dict:
@@ -26,6 +37,29 @@ def test_each_kind_of_matrix_is_told(folder: Folder, capsys: pytest.CaptureFixtu
     assert qkv["bits"] == 4 + (16 + 4) / 8  # codes, and a scale and a zero for eight of them
     assert qkv["kept_bytes"] == 4 * qkv["num_weights"]
     assert rows["embed_tokens"]["stored"] == "BF16" and rows["embed_tokens"]["bits"] == 16
+
+
+@pytest.mark.parametrize("shape", ["deepseek-v2-lite", "gpt-oss-20b"])
+def test_no_matrix_is_left_out(shape: str) -> None:
+    checkpoint = Checkpoint.open(ModelConfig(model=f"shape:{shape}", load_format="dummy"))
+    model = design(checkpoint, CPU, replace(OPTIONS, dtype=torch.bfloat16)).model
+    whole = sum(weight.numel() for weight in weights_of(model) if weight.dim() > 1)
+    biases = sum(weight.numel() for weight in weights_of(model) if weight.sources[0].endswith("_bias"))
+    kinds = inspect(checkpoint, CPU, dtype=torch.bfloat16)
+    assert sum(kind.num_weights for kind in kinds) == whole - biases
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_tied_head_has_memory_of_its_own_where_the_table_is_laid_out_anew(
+    folder: Folder, dtype: torch.dtype
+) -> None:
+    folder.config["tie_word_embeddings"] = True
+    checkpoint = Checkpoint.open(ModelConfig(model=str(folder.write())))
+    *_, head = inspect(checkpoint, CPU, dtype=dtype)
+    assert (head.names, head.stored) == ("head", "tied to the table of embeddings")
+    product = plain_product(dtype, CPU, packs=can_pack(), native=multiplies_bfloat16())
+    assert head.served == str(product)
+    assert head.kept_bytes == (2 * 50 * 16 if product.copies else 0)
 
 
 def test_a_table_is_shown(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:

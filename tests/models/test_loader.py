@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import weakref
 from dataclasses import replace
@@ -11,18 +12,20 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from pellucid.collector import trim
 from pellucid.config import ModelConfig
 from pellucid.dist.collectives import SingleRank
 from pellucid.dist.mesh import Stage
 from pellucid.layers.linear import Linear
 from pellucid.layers.weight import Weight
 from pellucid.models import loader
-from pellucid.models.build import BuildOptions, BuiltModel, build
+from pellucid.models.build import BuildOptions, BuiltModel, build, design
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.decoder import Decoder
 from pellucid.models.fields import Fields
 from pellucid.models.head import Lender
-from pellucid.models.loader import check_tied, weights_of
+from pellucid.models.kinds import kinds_of
+from pellucid.models.loader import check_tied, torch_module, weights_of
 from pellucid.weights.source import Shards
 from tests.models.conftest import Folder
 from tests.models.harness import CPU, Harness, load
@@ -241,6 +244,37 @@ def test_no_more_is_held_than_what_is_finished_and_one_layer(
     assert peak <= finished + largest
     if quantization:
         assert finished < 0.7 * sum(4 * math.prod(tensor.shape) for tensor in folder.tensors.values())
+
+
+def resident() -> int:
+    """Bytes of this process that are no file's."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux to tell what is resident")
+def test_a_process_grows_by_what_the_table_says_and_one_layer(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system's count, which sees opaque layouts, and what the C library keeps of what is let go of."""
+    big = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6, "vocab_size": 4096}
+    dummy(folder, seed=0, dtype=torch.bfloat16)  # what is loaded once is there
+    folder.config |= {**big, "tie_word_embeddings": True}
+    folder.write()
+    checkpoint = Checkpoint.open(ModelConfig(model=str(folder.path), load_format="dummy"))
+    options = replace(OPTIONS, dtype=torch.bfloat16)
+    model = torch_module(design(checkpoint, CPU, options).model)
+    told = sum(kind.kept_bytes for kind in kinds_of(model, {}, {}, options.dtype))
+    gc.collect()
+    trim()
+    sizes, finish = [resident()], Linear.finish
+    monkeypatch.setattr(Linear, "finish", lambda linear: sizes.append(resident()) or finish(linear))
+    kept = [build(checkpoint, CPU, options, "torch")]
+    grown = resident() - sizes[0]
+    kept.clear()
+    largest, slack = 2 * 4096 * 512, 2 << 20
+    assert abs(grown - told) < slack, (grown, told)
+    assert max(sizes) - sizes[0] < told + largest + slack
 
 
 @pytest.mark.parametrize("tied", [False, True])
