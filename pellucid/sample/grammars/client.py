@@ -34,6 +34,7 @@ MOST_VERDICTS = 4096
 MOST_HELD = 256
 MOST_WAITING = 4096  # connections that the server has not accepted yet
 SHORTEST_LIFE, MOST_SHORT_LIVES = 30.0, 5  # seconds; a server that ends sooner so often in a row is given up
+MOST_STOPPED, LOOKS = 10.0, 20  # seconds that a signal may stop it, and how often in these it is looked at
 PIECE = 1 << 16  # bytes that are sent at once, so that an event loop does other things in between
 GONE = Verdict("cannot be compiled: the process that compiles has ended; send it again", is_final=False)
 
@@ -193,13 +194,28 @@ class Supervised:
             self._process.stdin.close()
         return self._process.wait()
 
+    def _was_stopped(self) -> bool:
+        """Wait until a signal has stopped it and it goes on; False when it does not, or has ended."""
+        flags = os.WEXITED | os.WSTOPPED | os.WNOWAIT
+        os.waitid(os.P_PID, self._process.pid, flags)
+        for _ in range(LOOKS):
+            found = os.waitid(os.P_PID, self._process.pid, flags | os.WNOHANG)
+            if found is None:
+                return True
+            if found.si_code != os.CLD_STOPPED or self._is_over:
+                return False
+            time.sleep(MOST_STOPPED / LOOKS)
+        logger.error("the grammar server was stopped by a signal %.0f s ago, and is ended", MOST_STOPPED)
+        return False
+
     def _watch(self) -> None:
-        """In a thread: start it anew when it has ended by itself."""
+        """In a thread: start it anew when it has ended by itself, or has been stopped for too long."""
         num_short = 0
         while True:
             began = time.monotonic()
             with suppress(ChildProcessError):  # `end` has waited for it
-                os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+                while self._was_stopped():
+                    pass
             if self._is_over:
                 return
             logger.error("the grammar server has ended, with code %d", self._end_group())

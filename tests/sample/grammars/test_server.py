@@ -249,6 +249,20 @@ def test_a_server_that_ends_is_replaced_and_its_end_is_that_of_its_languages(
     assert server_of(client) != old
 
 
+def test_a_server_that_a_signal_stops_is_replaced_unless_it_goes_on(
+    client: GrammarClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "SHORTEST_LIFE", 0.0)
+    monkeypatch.setattr(client_module, "MOST_STOPPED", 0.6)
+    old = server_of(client)
+    old.suspend()
+    threading.Timer(0.1, old.resume).start()
+    assert ask(client, regex("stopped for a moment")) is None and server_of(client) == old
+    old.suspend()
+    assert ask(client, regex("stopped for good")) is None, "the next one takes up who has not been heard"
+    assert server_of(client) != old
+
+
 async def _killed_while_asked(client: GrammarClient) -> Verdict:
     asked = [asyncio.create_task(ask_async(client, endless(salt))) for salt in (20, 21, 22)]
     while not any(process.status() == psutil.STATUS_STOPPED for process in languages(client)):
