@@ -32,7 +32,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pellucid.kernels.cache_lines import cache_lines, has_lines
+from pellucid.kernels.cache_lines import MIN_HEAD_DIM, cache_lines, has_lines
 from pellucid.kernels.decode_merge import (
     arrivals,
     copies_for,
@@ -117,6 +117,12 @@ VERIFYING_TILE_OF_MANY = (64, 4, 3)  # of more pairs, more queries, or FP8
 FP8_TILES = {264: (128, 4, 3), 396: (64, 4, 3), 1320: (128, 4, 3)}  # with queries as columns
 FP8_TILE_OF_MANY = (64, 2, 3)
 LINES_TILE = (64, 2, 2)  # copied by the TMA unit, with queries as columns
+LINES_TILE_OF_SMALL = (64, 2, 3)  # of small heads; fewer results merged at once leave it the registers
+MERGED_OF_SMALL = 2
+SMALL_HEAD = 64  # features of a head whose tiles take few registers: rows of queries would leave them idle
+COLUMNS_TILES = {264: (64, 4, 4), 528: (64, 4, 3)}  # of small heads, not by the TMA unit
+COLUMNS_TILE_OF_MANY = (64, 2, 3)
+MIN_PAIRS_BY_COLUMNS = 133  # fewer are attended to as fast with queries as rows, but in a window
 MIN_PAIRS_BY_LINES = 529  # fewer are attended to as fast by loads, or faster
 FP8_NAMES = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}  # that kernels ask for
 
@@ -146,7 +152,9 @@ def padded_queries(packed: int, dtype: torch.dtype, has_columns: bool) -> int:
     return max(16, triton.next_power_of_2(packed))
 
 
-def tile_for(num_pairs: int, kv_cache: Tensor, dtype: torch.dtype, padded: int, room: int) -> Tile:
+def tile_for(
+    num_pairs: int, kv_cache: Tensor, dtype: torch.dtype, padded: int, room: int, *, by_lines: bool = False
+) -> Tile:
     """The tile of so many pairs of a row and a KV head.
 
     padded: packed rows of queries, of `dtype`; room: bytes of shared memory for them and for tiles.
@@ -161,8 +169,10 @@ def tile_for(num_pairs: int, kv_cache: Tensor, dtype: torch.dtype, padded: int, 
         keys, warps, stages = VERIFYING_TILE_OF_MANY
     elif padded == COLUMNS and has_bytes:
         keys, warps, stages = up_to(num_pairs, FP8_TILES, FP8_TILE_OF_MANY)
+    elif by_lines:
+        keys, warps, stages = LINES_TILE if head_dim > SMALL_HEAD else LINES_TILE_OF_SMALL
     elif padded == COLUMNS:
-        keys, warps, stages = LINES_TILE
+        keys, warps, stages = up_to(num_pairs, COLUMNS_TILES, COLUMNS_TILE_OF_MANY)
     elif has_bytes:
         keys, warps, stages = (128, 4, 3) if num_pairs <= PROGRAMS else (64, 4, 3)
     else:
@@ -177,11 +187,24 @@ def tile_for(num_pairs: int, kv_cache: Tensor, dtype: torch.dtype, padded: int, 
     return Tile(keys, warps, max(1, min(stages, 1 + (room - query_bytes) // (keys * key_bytes))))
 
 
-def takes_lines(q: Tensor, kv_cache: Tensor, rows: PagedRows) -> bool:
-    """Whether `attend_columns` can attend with these rows, without a window."""
-    _, _, num_kv_heads, block_size, _ = kv_cache.shape
+def merged_for(packed: int, head_dim: int, *, by_lines: bool) -> int:
+    """Chunks whose partial results a program looks at together."""
+    merged = merged_at_once(packed, head_dim)
+    return min(merged, MERGED_OF_SMALL) if by_lines and head_dim <= SMALL_HEAD else merged
+
+
+def takes_columns(q: Tensor, kv_cache: Tensor, rows: PagedRows) -> bool:
+    """Whether `attend_columns` can attend with these rows, without soft caps."""
+    *_, num_kv_heads, _, head_dim = kv_cache.shape
     has_columns = rows.max_query == 1 and rows.tree is None and q.shape[1] // num_kv_heads <= COLUMNS
-    return has_columns and block_size % LINES_TILE[0] == 0 and has_lines(q, kv_cache)
+    is_tile = head_dim >= MIN_HEAD_DIM and head_dim & (head_dim - 1) == 0
+    return has_columns and is_tile and q.dtype == kv_cache.dtype and q.itemsize == 2
+
+
+def takes_lines(q: Tensor, kv_cache: Tensor, rows: PagedRows) -> bool:
+    """Whether it can with whole tiles by the TMA unit, without a window."""
+    holds_tiles = kv_cache.shape[3] % LINES_TILE[0] == 0
+    return holds_tiles and takes_columns(q, kv_cache, rows) and has_lines(q, kv_cache)
 
 
 def decode_attention(
@@ -215,10 +238,13 @@ def decode_attention(
     group_size = q.shape[1] // num_kv_heads
     packed = rows.max_query * group_size
     num_pairs = rows.num_rows * num_kv_heads
-    is_plain = window is None and chunk is None and softcap is None
-    by_lines = is_plain and num_pairs >= MIN_PAIRS_BY_LINES and takes_lines(q, kv_cache, rows)
-    padded = padded_queries(packed, q.dtype, has_bytes or by_lines)
-    tile = tile_for(num_pairs, kv_cache, q.dtype, padded, shared_memory(q.device))
+    sees_all = window is None and chunk is None
+    has_columns = softcap is None and takes_columns(q, kv_cache, rows)
+    by_lines = has_columns and sees_all and num_pairs >= MIN_PAIRS_BY_LINES and takes_lines(q, kv_cache, rows)
+    are_worth_it = head_dim <= SMALL_HEAD and (num_pairs >= MIN_PAIRS_BY_COLUMNS or not sees_all)
+    by_columns = by_lines or (has_columns and are_worth_it)
+    padded = padded_queries(packed, q.dtype, has_bytes or by_columns)
+    tile = tile_for(num_pairs, kv_cache, q.dtype, padded, shared_memory(q.device), by_lines=by_lines)
     max_keys = rows.block_table.shape[1] * block_size
     if window or chunk:
         max_keys = min(max_keys, (window or chunk or 0) + rows.max_query - 1 + tile.keys)
@@ -266,24 +292,25 @@ def decode_attention(
         COLUMNS=padded == COLUMNS,
         TREE=rows.tree is not None,
         CAPPED=softcap is not None,
-        MERGED=(merged := merged_at_once(packed, head_dim)),
+        MERGED=(merged := merged_for(packed, head_dim, by_lines=by_lines)),
         COPIES=copies_for(merged * packed, tile.num_warps),
         MARKED=is_marked,
         ROWS=ROWS_AT_ONCE,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        CUT=pieces.num_chunks > 1,
         **dependent(),
     )
     return out
 
 
 @triton.jit
-def chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, TILE: tl.constexpr, REACH: tl.constexpr):
-    """A row's (first tile in sight, number of chunks, at least 1)."""
+def chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, REACH: tl.constexpr):
+    """A row's (first key in sight, number of chunks, at least 1)."""
     first = seq_len * 0
     if REACH != 0:
-        first = first_key(seq_len - num_query, REACH) // TILE
-    in_sight = seq_len - first * TILE
+        first = first_key(seq_len - num_query, REACH)
+    in_sight = seq_len - first
     chunks = tl.minimum((in_sight + (1 << chunk_bits) - 1) >> chunk_bits, num_chunks)
     return first, tl.where(in_sight <= whole, 1, chunks)
 
@@ -298,10 +325,12 @@ def look_up(
     seq_len = tl.load(seq_lens_ptr + row)
     first_token = tl.load(cu_seqlens_q_ptr + row)
     num_query = tl.load(cu_seqlens_q_ptr + row + 1) - first_token
-    first_tile, _ = chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, TILE, REACH)
+    first, _ = chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, REACH)
     pages_ptr = block_table_ptr + row.to(tl.int64) * block_table_stride
-    PAGES: tl.constexpr = max(1, TILE // BLOCK_SIZE)  # of a tile
-    pages = pages_of(pages_ptr, (first_tile + chunk) * TILE, num_pages, BLOCK_SIZE, PAGES)
+    # Of a tile, which begins anywhere where rows do not see all.
+    ANYWHERE: tl.constexpr = (TILE + BLOCK_SIZE - 2) // BLOCK_SIZE + 1
+    PAGES: tl.constexpr = max(1, TILE // BLOCK_SIZE) if REACH == 0 else ANYWHERE
+    pages = pages_of(pages_ptr, first + chunk * TILE, num_pages, BLOCK_SIZE, PAGES)
     return seq_len, first_token, num_query, pages
 
 
@@ -316,7 +345,6 @@ def find_further(
     num_chunks,
     direct,
     ROWS: tl.constexpr,
-    TILE: tl.constexpr,
     REACH: tl.constexpr,
 ):
     """Of chunks beyond each row's first `direct`, row by row: (how many, the number-th's row, its chunk)."""
@@ -329,7 +357,7 @@ def find_further(
         if REACH != 0:
             first_token = tl.load(cu_seqlens_q_ptr + rows, mask=inside, other=0)
             num_query = tl.load(cu_seqlens_q_ptr + rows + 1, mask=inside, other=0) - first_token
-        _, chunks = chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, TILE, REACH)
+        _, chunks = chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, REACH)
         further = tl.maximum(tl.where(inside, chunks, 0) - direct, 0)
         before = inside & (total + tl.cumsum(further, 0) <= number)
         row += tl.sum(before.to(tl.int32), 0)
@@ -389,6 +417,7 @@ def decode_kernel(
     COPIES: tl.constexpr,
     MARKED: tl.constexpr,
     ROWS: tl.constexpr,
+    CUT: tl.constexpr,  # whether rows may have several chunks
     DEPENDENT: tl.constexpr,
 ):
     """Attend over chunks: the first `direct` of each row have programs, which then take further ones."""
@@ -399,7 +428,7 @@ def decode_kernel(
     dim = tl.arange(0, DIM_PADDED)
     row, chunk = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(1)  # which start in order of chunks
     number = chunk * num_rows + row
-    seeks = (direct < num_chunks) & (number < seekers)
+    seeks = CUT & (direct < num_chunks) & (number < seekers)
     is_there = number >= 0
     number = seekers - 1 - number  # long rows mostly come first, and have enough to do themselves
     wait(DEPENDENT)
@@ -410,7 +439,7 @@ def decode_kernel(
     )  # fmt: skip
     while is_there:
         pages_ptr = block_table_ptr + row.to(tl.int64) * block_table_stride
-        first_tile, chunks = chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, TILE, REACH)
+        first, chunks = chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, REACH)
         if (chunk < chunks) & (num_query > 0):
             token = first_token.to(tl.int64) + query
             asked = query < num_query
@@ -420,25 +449,26 @@ def decode_kernel(
                 positions_ptr, ancestors_ptr, first_drafts_ptr, TREE,
             )  # fmt: skip
             q_at = q_ptr + token * q_token_stride + head * q_head_stride
-            if lines is not None:
+            if lines is not None or (COLUMNS and FP8 is None):
                 accumulator, maximum, weight = attend_columns(
-                    q_at, asked, pages, pages_ptr, num_pages, lines, cache_ptr, kv_head, first_tile + chunk,
-                    chunks, seq_len, scale, NUM_KV_HEADS, HEAD_DIM, TILE, BLOCK_SIZE, M,
+                    q_at, asked, pages, pages_ptr, num_pages, lines, cache_ptr, kv_head,
+                    chunk if REACH == 0 else first + chunk * TILE, chunks,
+                    seq_len, scale, NUM_KV_HEADS, HEAD_DIM, TILE, BLOCK_SIZE, REACH, M,
                 )  # fmt: skip
             elif COLUMNS:
                 accumulator, maximum, weight = attend_fp8_columns(
-                    q_at, asked, pages, pages_ptr, num_pages, cache_ptr, kv_head, first_tile + chunk, chunks,
-                    seq_len, position, ancestors, first_draft, scale, cap,
+                    q_at, asked, pages, pages_ptr, num_pages, cache_ptr, kv_head,
+                    first + chunk * TILE, chunks, seq_len, position, ancestors, first_draft, scale, cap,
                     NUM_KV_HEADS, HEAD_DIM, DIM_PADDED, REACH, TILE, BLOCK_SIZE, M, FP8, TREE, CAPPED,
                 )  # fmt: skip
             else:
                 accumulator, maximum, weight = attend_tiles(
-                    q_at, asked, pages, pages_ptr, num_pages, cache_ptr, kv_head, first_tile + chunk, chunks,
-                    seq_len, position, ancestors, first_draft, scale, cap,
+                    q_at, asked, pages, pages_ptr, num_pages, cache_ptr, kv_head,
+                    first + chunk * TILE, chunks, seq_len, position, ancestors, first_draft, scale, cap,
                     NUM_KV_HEADS, HEAD_DIM, DIM_PADDED, REACH, TILE, BLOCK_SIZE, M, FP8, TREE, CAPPED,
                 )  # fmt: skip
             out_at = token * out_token_stride + head * HEAD_DIM
-            if chunks == 1:
+            if not CUT or chunks == 1:
                 if sinks_ptr is not None:
                     weight += sink_weight(sinks_ptr, head, asked, maximum)
                 result = accumulator * (v_scale / tl.where(weight > 0, weight, 1.0))[:, None]
@@ -454,15 +484,16 @@ def decode_kernel(
                     GROUP_SIZE, HEAD_DIM, DIM_PADDED, PACKED, M, MERGED, COPIES, MARKED, sinks_ptr,
                 )  # fmt: skip
         is_there = seeks
-        if seeks:  # last, when memory is busy with what other programs have asked for
-            num_further, row, chunk = find_further(
-                number, seq_lens_ptr, cu_seqlens_q_ptr,
-                num_rows, whole, chunk_bits, num_chunks, direct, ROWS, TILE, REACH,
-            )  # fmt: skip
-            is_there = number < num_further
-            number += seekers
-            row = tl.minimum(row, num_rows - 1)
-            seq_len, first_token, num_query, pages = look_up(
-                row, chunk, block_table_ptr, block_table_stride, seq_lens_ptr, cu_seqlens_q_ptr,
-                num_pages, whole, chunk_bits, num_chunks, REACH, TILE, BLOCK_SIZE,
-            )  # fmt: skip
+        if CUT:  # noqa: SIM102, for only what is constant alone leaves code out
+            if seeks:  # last, when memory is busy with what other programs have asked for
+                num_further, row, chunk = find_further(
+                    number, seq_lens_ptr, cu_seqlens_q_ptr,
+                    num_rows, whole, chunk_bits, num_chunks, direct, ROWS, REACH,
+                )  # fmt: skip
+                is_there = number < num_further
+                number += seekers
+                row = tl.minimum(row, num_rows - 1)
+                seq_len, first_token, num_query, pages = look_up(
+                    row, chunk, block_table_ptr, block_table_stride, seq_lens_ptr, cu_seqlens_q_ptr,
+                    num_pages, whole, chunk_bits, num_chunks, REACH, TILE, BLOCK_SIZE,
+                )  # fmt: skip

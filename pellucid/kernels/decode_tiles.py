@@ -35,7 +35,7 @@ def attend_tiles(
     num_pages,  # it has room for
     cache_ptr,
     kv_head,
-    first_tile,
+    begin,  # the first tile's first key
     step,  # tiles from one to the next
     seq_len,
     position,  # [M], of each packed row's query
@@ -78,11 +78,11 @@ def attend_tiles(
     total = tl.zeros([M, TILE], dtype=tl.float32)
     accumulator = tl.zeros([M, DIM_PADDED // EACH], dtype=tl.float32)
     cache_ptr += kv_head * BLOCK_SIZE * WIDTH
-    for start in range(first_tile * TILE, seq_len, step * TILE):
+    for start in range(begin, seq_len, step * TILE):
         key = start + place
         # Places behind the end may hold anything, NaN too, which a weight of zero would not silence.
         present = key < seq_len
-        line = lines_of(place, start, pages, 2 * HALF, WIDTH, BLOCK_SIZE)
+        line = lines_of(place, start, pages, 2 * HALF, WIDTH, BLOCK_SIZE, REACH)
         # Those of the next tile are always under way.
         pages = pages_of(pages_ptr, start + step * TILE, num_pages, BLOCK_SIZE, len(pages))
         at = cache_ptr + line[:, None] + dim[None, :]
@@ -120,14 +120,14 @@ def attend_tiles(
 
 @triton.jit
 def attend_columns(
-    q_at, asked, pages, pages_ptr, num_pages, lines, cache_ptr, kv_head, first_tile, step, seq_len, scale,
+    q_at, asked, pages, pages_ptr, num_pages, lines, cache_ptr, kv_head, begin, step, seq_len, scale,
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    M: tl.constexpr,
+    REACH: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
     """The same of rows with one query each, with heads as columns of the products.
 
     lines: a descriptor of the cache as lines [TILE, H], by which the TMA unit copies whole tiles.  The last
-    keys of a row are loaded, for what lies behind them may be anything.
+    keys of a row are loaded, for what lies behind them may be anything.  None: all keys are.
     """
     VALUES: tl.constexpr = NUM_KV_HEADS * BLOCK_SIZE  # lines from a block's keys to its values
     place = tl.arange(0, TILE)
@@ -136,38 +136,52 @@ def attend_columns(
     maximum = tl.full([M], -1.0e30, dtype=tl.float32)
     total = tl.zeros([TILE, M], dtype=tl.float32)
     accumulator = tl.zeros([HEAD_DIM, M], dtype=tl.float32)
-    last = seq_len // TILE  # the tile that is not whole, if there is one
-    for tile in range(first_tile, last, step):
-        line = pages[0] * (2 * VALUES) + kv_head * BLOCK_SIZE + tile * TILE % BLOCK_SIZE
-        pages = pages_of(pages_ptr, (tile + step) * TILE, num_pages, BLOCK_SIZE, 1)
-        k, v = lines.load([line, 0]), lines.load([line + VALUES, 0])
-        scores = tl.dot(k, q) * scale
-        maximum, total, accumulator = fold_in(scores, v, maximum, total, accumulator)
-    if ((last - first_tile) % step == 0) & (last * TILE < seq_len):
-        at = cache_ptr + (pages[0].to(tl.int64) * (2 * VALUES) + kv_head * BLOCK_SIZE) * HEAD_DIM
-        at = at + (last * TILE % BLOCK_SIZE + place)[:, None] * HEAD_DIM + dim[None, :]
-        present = last * TILE + place < seq_len
-        k = tl.load(at, mask=present[:, None], other=0.0)
-        v = tl.load(at + VALUES * HEAD_DIM, mask=present[:, None], other=0.0)
-        scores = tl.where(present[:, None], tl.dot(k, q) * scale, float("-inf"))
-        maximum, total, accumulator = fold_in(scores, v, maximum, total, accumulator)
+    if lines is None:
+        cache_ptr += kv_head * BLOCK_SIZE * HEAD_DIM
+        for start in range(begin * TILE if REACH == 0 else begin, seq_len, step * TILE):
+            present = start + place < seq_len
+            line = lines_of(place, start, pages, 2 * VALUES * HEAD_DIM, HEAD_DIM, BLOCK_SIZE, REACH)
+            pages = pages_of(pages_ptr, start + step * TILE, num_pages, BLOCK_SIZE, len(pages))
+            at = cache_ptr + line[:, None] + dim[None, :]
+            k = tl.load(at, mask=present[:, None], other=0.0)
+            # Turned around by where they are read: what `tl.trans` yields would not be read ahead.
+            at = cache_ptr + VALUES * HEAD_DIM + line[None, :] + dim[:, None]
+            v = tl.load(at, mask=present[None, :], other=0.0)
+            scores = tl.where(present[:, None], tl.dot(k, q) * scale, float("-inf"))
+            maximum, total, accumulator = fold_in(scores, v, maximum, total, accumulator)
+    else:
+        last = seq_len // TILE  # the tile that is not whole, if there is one
+        for tile in range(begin, last, step):
+            line = pages[0] * (2 * VALUES) + kv_head * BLOCK_SIZE + tile * TILE % BLOCK_SIZE
+            pages = pages_of(pages_ptr, (tile + step) * TILE, num_pages, BLOCK_SIZE, 1)
+            k, v = lines.load([line, 0]), lines.load([line + VALUES, 0])
+            scores = tl.dot(k, q) * scale
+            maximum, total, accumulator = fold_in(scores, tl.trans(v), maximum, total, accumulator)
+        if ((last - begin) % step == 0) & (last * TILE < seq_len):
+            at = cache_ptr + (pages[0].to(tl.int64) * (2 * VALUES) + kv_head * BLOCK_SIZE) * HEAD_DIM
+            at = at + (last * TILE % BLOCK_SIZE + place)[:, None] * HEAD_DIM + dim[None, :]
+            present = last * TILE + place < seq_len
+            k = tl.load(at, mask=present[:, None], other=0.0)
+            v = tl.load(at + VALUES * HEAD_DIM, mask=present[:, None], other=0.0)
+            scores = tl.where(present[:, None], tl.dot(k, q) * scale, float("-inf"))
+            maximum, total, accumulator = fold_in(scores, tl.trans(v), maximum, total, accumulator)
     return tl.trans(accumulator), maximum, tl.sum(total, 0)
 
 
 @triton.jit
 def fold_in(scores, v, maximum, total, accumulator):
-    """A tile's scores [TILE, M] and values [TILE, H] into (maximum, sums of weights, accumulator)."""
+    """A tile's scores [TILE, M] and values [H, TILE] into (maximum, sums of weights, accumulator)."""
     new_maximum = tl.maximum(maximum, tl.max(scores, 0))
     weights = tl.exp2(scores - new_maximum[None, :])
     shrink = tl.exp2(maximum - new_maximum)
     total = total * shrink[None, :] + weights
-    accumulator = tl.dot(tl.trans(v), weights.to(v.dtype), accumulator * shrink[None, :])
+    accumulator = tl.dot(v, weights.to(v.dtype), accumulator * shrink[None, :])
     return new_maximum, total, accumulator
 
 
 @triton.jit
 def attend_fp8_columns(
-    q_at, asked, pages, pages_ptr, num_pages, cache_ptr, kv_head, first_tile, step,
+    q_at, asked, pages, pages_ptr, num_pages, cache_ptr, kv_head, begin, step,
     seq_len, position, ancestors, first_draft, scale, cap,
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM_PADDED: tl.constexpr, REACH: tl.constexpr,
     TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr, M: tl.constexpr, FP8: tl.constexpr, TREE: tl.constexpr,
@@ -187,10 +201,10 @@ def attend_fp8_columns(
     even = tl.zeros([DIM_PADDED // 2, M], dtype=tl.float32)
     odd = tl.zeros([DIM_PADDED // 2, M], dtype=tl.float32)
     cache_ptr += kv_head * BLOCK_SIZE * WIDTH
-    for start in range(first_tile * TILE, seq_len, step * TILE):
+    for start in range(begin, seq_len, step * TILE):
         key = start + place
         present = key < seq_len
-        line = lines_of(place, start, pages, 2 * HALF, WIDTH, BLOCK_SIZE)
+        line = lines_of(place, start, pages, 2 * HALF, WIDTH, BLOCK_SIZE, REACH)
         pages = pages_of(pages_ptr, start + step * TILE, num_pages, BLOCK_SIZE, len(pages))
         at = cache_ptr + line[:, None] + dim[None, :]
         k = tl.load(at, mask=present[:, None] & inside[None, :], other=0)
@@ -250,9 +264,14 @@ def visible_keys(key, position, ancestors, first_draft, REACH: tl.constexpr, TRE
 
 
 @triton.jit
-def lines_of(place, start, pages, BLOCK: tl.constexpr, LINE: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+def lines_of(
+    place, start, pages,
+    BLOCK: tl.constexpr, LINE: tl.constexpr, BLOCK_SIZE: tl.constexpr, REACH: tl.constexpr,
+):  # fmt: skip
     """Where the keys of a tile lie in the cache [TILE].  BLOCK, LINE: elements of a block, of a key."""
     page = pages[0]
+    if REACH != 0:  # the tile begins anywhere in its first page
+        place = start % BLOCK_SIZE + place
     for i in tl.static_range(1, len(pages)):
         page = tl.where(place < i * BLOCK_SIZE, page, pages[i])
     offset = place % BLOCK_SIZE if len(pages) > 1 else start % BLOCK_SIZE + place

@@ -240,7 +240,7 @@ def attend_latents(
         key = start + place
         # Places behind the end may hold anything, NaN too, which a weight of zero would not silence.
         present = (key < seq_len)[:, None]
-        line = lines_of(place, start, pages, BLOCK_SIZE * LINE, LINE, BLOCK_SIZE)
+        line = lines_of(place, start, pages, BLOCK_SIZE * LINE, LINE, BLOCK_SIZE, 0)
         pages = pages_of(pages_ptr, start + step * TILE, num_pages, BLOCK_SIZE, len(pages))
         at = cache_ptr + line[:, None]
         c_first = tl.load(at + dim, mask=present & in_first, other=0.0).to(q_first.dtype)
@@ -317,7 +317,7 @@ def latent_decode_kernel(
     first_token = tl.load(cu_seqlens_q_ptr + row)
     num_query = tl.load(cu_seqlens_q_ptr + row + 1) - first_token
     pages = pages_of(pages_ptr, chunk * TILE, num_pages, BLOCK_SIZE, PAGES)
-    _, chunks = chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, TILE, 0)
+    _, chunks = chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, 0)
     if (chunk < chunks) & (num_query > 0):
         token = first_token.to(tl.int64) + query
         asked = query < num_query
@@ -378,7 +378,7 @@ def latent_merge_kernel(
     seq_len = tl.load(seq_lens_ptr + row)
     first_token = tl.load(cu_seqlens_q_ptr + row)
     num_query = tl.load(cu_seqlens_q_ptr + row + 1) - first_token
-    _, chunks = chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, TILE, 0)
+    _, chunks = chunks_of(seq_len, num_query, whole, chunk_bits, num_chunks, 0)
     if (chunks > 1) & (query < num_query):
         maximum = tl.full([1], -1.0e30, dtype=tl.float32)
         total = tl.zeros([1], dtype=tl.float32)

@@ -40,7 +40,7 @@ from pellucid.kernels.all_reduce import (
 from pellucid.kernels.bytes_gemv import LANES, bytes_gemv_kernel
 from pellucid.kernels.cap_logits import BLOCK as LOGITS
 from pellucid.kernels.cap_logits import cap_logits_kernel
-from pellucid.kernels.decode_merge import copies_for, merged_at_once
+from pellucid.kernels.decode_merge import copies_for
 from pellucid.kernels.draft_places import draft_places_kernel
 from pellucid.kernels.embedding import embed_codes_kernel, embed_share_kernel
 from pellucid.kernels.experts import (
@@ -703,15 +703,18 @@ def compile_decode(target: GPUTarget) -> None:
         (128, 8, 0, False, 8, "e4m3"),
         (128, 1, 0, False, 2048, "e5m2"),
         (128, 8, 0, False, 8, "e5m2"),
+        (64, 1, 128, False, 2048, None),
+        (64, 1, 0, False, 2048, None),
     )
-    places = (2, 3, 5, 9) if target is HOPPER else (1,)
+    places = (2, 3, 5, 9, 12) if target is HOPPER else (1,)
     for head_dim, num_query, reach, tree, num_pairs, fp8 in few(variants, *places):
         packed, stored = num_query * 4, "*i16" if fp8 else "*bf16"
         by_lines = num_query == 1 and not fp8 and target is HOPPER
-        by_lines &= num_pairs >= decode.MIN_PAIRS_BY_LINES
-        rows = decode.padded_queries(packed, DTYPE, bool(fp8 or by_lines))
+        by_lines &= num_pairs >= decode.MIN_PAIRS_BY_LINES and not reach
+        by_columns = by_lines or head_dim <= decode.SMALL_HEAD
+        rows = decode.padded_queries(packed, DTYPE, bool(fp8 or by_columns))
         cache = torch.empty(1, 2, 8, 64, head_dim, dtype=torch.float8_e4m3fn if fp8 else DTYPE)
-        tile = decode.tile_for(num_pairs, cache, DTYPE, rows, ROOM[target])
+        tile = decode.tile_for(num_pairs, cache, DTYPE, rows, ROOM[target], by_lines=by_lines)
         constants: dict[str, float | str | None] = {
             **{"NUM_KV_HEADS": 8, "GROUP_SIZE": 4, "HEAD_DIM": head_dim, "BLOCK_SIZE": 64},
             **{"DIM_PADDED": triton.next_power_of_2(head_dim), "PACKED": packed, "M": rows},
@@ -720,8 +723,12 @@ def compile_decode(target: GPUTarget) -> None:
             **({} if by_lines else {"lines": None}),
             **({} if head_dim == 256 else {"sinks_ptr": None}),
             "COLUMNS": rows == decode.COLUMNS,
-            **{"ROWS": decode.ROWS_AT_ONCE, "MERGED": (merged := merged_at_once(packed, head_dim))},
+            **{
+                "ROWS": decode.ROWS_AT_ONCE,
+                "MERGED": (merged := decode.merged_for(packed, head_dim, by_lines=by_lines)),
+            },
             "COPIES": copies_for(merged * packed, tile.num_warps),
+            "CUT": not reach or num_pairs == 8,
             "MARKED": num_pairs == 8,  # all their chunks have programs
         }
         options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}

@@ -183,6 +183,38 @@ def test_rows_see_their_own_chunk_alone(chunk: int) -> None:
     assert_matches_reference(decode(rows, 8), rows)
 
 
+@pytest.mark.parametrize("block_size", [16, 48, 64, 256])
+@pytest.mark.parametrize("heads", [(8, 1), (6, 2)])
+@pytest.mark.parametrize("window", [1, 20, 128, 150])
+def test_decodes_within_a_window_read_nothing_before_it(
+    window: int, heads: tuple[int, int], block_size: int
+) -> None:
+    """Sinks beside them; rows that the window holds, some that it does not, and padding."""
+    lens = [(1, 1), (1, 20), (1, 127), (1, 128), (1, 129), (1, 300)]
+    shape = {"heads": heads, "head_dim": 64, "block_size": block_size, "dtype": torch.float16}
+    rows = make_rows(lens, window=window, num_padding=1, **shape, device=DEVICE)
+    assert_reads_nothing_unseen(rows, torch.linspace(-3, 4, rows.num_heads, device=DEVICE))
+
+
+@pytest.mark.parametrize("sight", [{"window": 20}, {"window": 150}, {"chunk": 50}], ids=str)
+def test_verifications_read_nothing_that_no_query_sees(sight: dict[str, int]) -> None:
+    assert_reads_nothing_unseen(make_rows(VERIFICATIONS, block_size=64, **sight, device=DEVICE))
+
+
+def assert_reads_nothing_unseen(rows: Rows, sinks: Tensor | None = None) -> None:
+    """Decode where those keys and values are NaN that a row's first query does not see."""
+    view = paged(rows, max(rows.query_lens))
+    how = {"scale": rows.scale, "sinks": sinks, **sight(rows)}
+    expected = decode_attention_ref(rows.q, rows.kv_cache, view, **how)
+    block_size = rows.kv_cache.shape[3]
+    for row, (num_query, seq_len) in enumerate(zip(rows.query_lens, rows.seq_lens, strict=True)):
+        unseen = torch.arange(rows.seen(row, seq_len - num_query)[0], device=DEVICE)
+        rows.kv_cache[view.block_table[row, unseen // block_size], :, :, unseen % block_size] = torch.nan
+    out = decode_attention(rows.q, rows.kv_cache, view, **how, out=torch.full_like(rows.q, torch.nan))
+    tolerance = {torch.float32: 3e-6, torch.float16: 2e-3}[rows.q.dtype]
+    torch.testing.assert_close(out, expected, atol=tolerance, rtol=0)
+
+
 @pytest.mark.parametrize("block_size", [16, 64, 256])
 @pytest.mark.parametrize("window", [None, 1, 30])
 def test_prompt_chunks_match_behind_any_prefix(block_size: int, window: int | None) -> None:
