@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -121,3 +124,16 @@ def test_rows_wanted() -> None:
     assert torch.equal(some.wanted(x), x[[1, 4]]) and torch.equal(some.sampled(some.wanted(x)), x[[1, 4]])
     nothing = replace(some, logits_index=none)
     assert torch.equal(nothing.wanted(x), x[:1]) and nothing.sampled(nothing.wanted(x)).shape == (0, 2)
+
+
+@pytest.mark.parametrize("num_propose", [0, 2])
+def test_a_step_without_drafts_keeps_nothing_for_the_drafter(num_propose: int) -> None:
+    riders = SimpleNamespace(extend=())
+    counts = SimpleNamespace(num_propose=num_propose, num_scores=np.zeros(3), riders=riders)
+    step = SimpleNamespace(fwd=SimpleNamespace(block_tables=()))
+    inputs: Any = SimpleNamespace(slots=None, gather=lambda _: step)
+    nobody: Any = None
+    rows: Any = SimpleNamespace(counts=counts)
+    forward = Forward(nobody, nobody, inputs, needs=Needs(hidden=True, taps=(1,)))
+    fwd: Any = forward.gather(rows).fwd
+    assert fwd.all_wanted == (num_propose > 0) and fwd.taps.layers == ((1,) if num_propose else ())
