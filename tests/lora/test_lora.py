@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pellucid import LLM, LoRARequest, SamplingParams
+from pellucid.lora.content import content_of
 from pellucid.lora.peft import read_adapter
 from pellucid.lora.peft_config import read_config
 from pellucid.lora.request import AdapterRef
@@ -120,6 +121,14 @@ def test_an_adapter_is_what_its_files_hold(tiny: Path, adapters, expected, tmp_p
         wished = LoRARequest("another name", 2, str(adapters["some"] / "adapter"))
         found = llm.generate([PROMPTS[5]], GREEDY, use_tqdm=False, lora_request=wished)[0]
     assert found.num_cached_tokens == 32 and found.outputs[0].token_ids == expected["some"][5]
+
+
+def test_the_same_matrices_in_another_scale_are_another_adapter(adapters, tmp_path: Path) -> None:
+    copies = [copytree(adapters["one"] / "adapter", tmp_path / name) for name in ("same", "other")]
+    config = json.loads((copies[1] / "adapter_config.json").read_text())
+    (copies[1] / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": 99}))
+    same, other = map(content_of, copies)
+    assert same == content_of(adapters["one"] / "adapter") != other
 
 
 def scores(model: Path, options: dict, lora: LoRARequest | None = None) -> list[float]:

@@ -26,7 +26,8 @@ def test_the_statistics_of_several_engines_are_summed() -> None:
     part = EngineStats(**numbers)  # type: ignore[arg-type]
     total = EngineStats.total([part, part, part])
     assert (total.num_accepted_per_position, total.num_steps_by_tokens) == ((9, 3), (0, 15))
-    assert total.kv_usage == 2, "a share has a mean"
+    other = EngineStats.total([part, replace(part, kv_usage=5)])
+    assert (total.kv_usage, other.kv_usage) == (2, 3.5), "a share has a mean"
     assert total.is_synthetic is True, "any part's fault"
     assert total.proposer == part.proposer, "all have the same"
     assert total.of_features == {"a": 6, "b": 0}

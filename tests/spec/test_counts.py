@@ -48,6 +48,7 @@ def test_answers_counts_are_the_engines(tiny: Path, options: dict[str, int]) -> 
     assert stats.num_sampled_tokens == sum(range(30, 50))
     by_hand = tuple(sum(num for drafts, num in stood.items() if drafts > place) for place in range(3))
     assert stats.num_accepted_per_position == by_hand and by_hand[0] > by_hand[2] > 0
+    assert total.acceptance_rate == total.num_accepted_tokens / total.num_draft_tokens
     assert total.tokens_a_verification == 1 + total.num_accepted_tokens / total.num_drafts
 
 

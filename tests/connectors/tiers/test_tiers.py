@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,8 @@ import torch
 from pellucid import LLM, SamplingParams
 from pellucid.connectors.tiers.files import HEADER
 from pellucid.connectors.tiers.host import Tiers
+from pellucid.connectors.tiers.worker import Lane
+from pellucid.connectors.tiers.worker import Tiers as WorkerTiers
 from tests.tiny import write_checkpoint, write_latent_checkpoint
 
 pytestmark = pytest.mark.usefixtures("forked_members")
@@ -242,6 +246,16 @@ def test_who_clears_the_prefix_cache_clears_the_tiers(tiny: Path, expected: list
     assert answers(llm, PROMPTS) == expected
     assert tiers_of(llm).stats.host_blocks_loaded == 0
     llm.shutdown()
+
+
+def test_pages_are_let_go_of_behind_all_copies() -> None:
+    door: Any = SimpleNamespace(device=torch.device("cpu"))
+    tiers, done = WorkerTiers(door, {"num_cpu_blocks": 4}), list[int]()
+    lane = tiers._lanes["save"] = Lane("kv save", door.device)
+    lane.put(lambda _: (time.sleep(0.1), done.append(1))[1])
+    tiers.release()
+    assert done == [1]
+    tiers.close()
 
 
 @pytest.mark.parametrize(

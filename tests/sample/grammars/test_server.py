@@ -122,6 +122,18 @@ def test_bombs_take_nobodys_turn_and_end_with_those_who_wait_for_them(client: Gr
     eventually(lambda: len(languages(client)) <= 2)  # what is held: none that compiles
 
 
+def test_no_more_is_remembered_than_may_be(client: GrammarClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "MOST_VERDICTS", 3)
+    asked = [client.question(regex(f"{i}"), 1.0) for i in range(5)]
+    client._verdicts.clear()
+    for question in asked[:3]:
+        client._note(question, Verdict("no"))
+    assert client.known(asked[0]) == Verdict("no")
+    for question in asked[3:]:
+        client._note(question, Verdict("no"))
+    assert [client.known(question) is not None for question in asked] == [True, False, False, True, True]
+
+
 def test_equal_questions_share_one_compile(client: GrammarClient) -> None:
     async def scene() -> None:
         spec = regex("|".join(f"{i:05d}" for i in range(3000)))
