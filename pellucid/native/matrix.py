@@ -104,7 +104,7 @@ class NativeMatrix:
 
     def _panels(self, library: Library, words: Tensor) -> Tensor:
         """Rows of words, int32 [N, W] -> [N / 16, W, 16]."""
-        words = F.pad(words, (0, 0, 0, -len(words) % PANEL))
+        words = filled(words, (0, 0, 0, -len(words) % PANEL))
         rows = self._by_turns(words.unflatten(0, (-1, PANEL))).contiguous()
         out = torch.empty(rows.shape[0], rows.shape[2], PANEL, dtype=torch.int32)
         library.panels(rows.data_ptr(), out.data_ptr(), rows.shape[0], rows.shape[2])
@@ -152,11 +152,16 @@ def regrouped(values: Tensor | None, numbers: Numbers, group: int, num_in: int) 
 
 def in_words(numbers: Numbers, num_in: int) -> Tensor:
     """int32 [N, W]: of each output the codes of a few inputs, in the order of inputs."""
-    q = F.pad(numbers.q, (0, num_in - numbers.q.shape[1]))
+    q = filled(numbers.q, (0, num_in - numbers.q.shape[1]))
     if INPUTS.get(numbers.code, 4) == 8:
         low, high = q.view(len(q), -1, 2, 4).unbind(2)
         q = (low | high << 4).flatten(1)
     return q.contiguous().view(torch.int32)
+
+
+def filled(matrix: Tensor, more: tuple[int, ...]) -> Tensor:
+    """With zeros behind, and no copy of it where there are none."""
+    return F.pad(matrix, more) if any(more) else matrix
 
 
 def table_of(numbers: Numbers) -> tuple[Tensor | None, float]:

@@ -25,13 +25,15 @@ NF4_NUMBERS = (
     *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
 )
 MOST_AT_ONCE = 1 << 24  # numbers of a matrix that are rounded at once: float32 copies are theirs alone
+IN_CACHE = 1 << 20  # on a CPU, whose cache has them and some of their copies
 NUM_CLIPS, LEAST_CLIP = 16, 0.5  # shares of a group's range that are tried
 Lost = Callable[[Tensor], Tensor]  # of errors [N, G, g], what they cost, [N, G]
 
 
 def slices_of(weight: Tensor) -> tuple[Tensor, ...]:
     """Rows of weight [N, K], as many as are rounded at once."""
-    return weight.split(max(1, MOST_AT_ONCE // weight.shape[1]))
+    most = MOST_AT_ONCE if weight.is_cuda else min(MOST_AT_ONCE, IN_CACHE)
+    return weight.split(max(1, most // weight.shape[1]))
 
 
 def in_slices(weight: Tensor, round_rows: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

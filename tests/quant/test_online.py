@@ -15,7 +15,7 @@ from pellucid.models.loader import torch_module
 from pellucid.quant.base import LinearMethod
 from pellucid.quant.int8 import Int8, quantize_rows
 from pellucid.quant.online import FORMATS, ONLINE, online
-from pellucid.quant.rounding import in_slices, rounded
+from pellucid.quant.rounding import in_slices, rounded, slices_of
 from pellucid.quant.unquantized import Unquantized
 from pellucid.quant.when_loaded import Int4, Mxfp4, Nf4, WhenLoaded
 from tests.models.harness import CPU, Harness, load
@@ -113,6 +113,8 @@ def test_float32_copies_are_of_some_rows_at_a_time(monkeypatch: pytest.MonkeyPat
     for ours, whole in zip(in_slices(weight, quantize), quantize_rows(weight), strict=True):
         assert torch.equal(ours, whole)
     assert seen == [20, 20, 10]
+    monkeypatch.undo()
+    assert [len(rows) for rows in slices_of(torch.empty(1536, 1024))] == [1024, 512]
 
 
 @pytest.mark.parametrize("way", [way for way in ONLINE if way != "none"])
