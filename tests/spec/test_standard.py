@@ -194,6 +194,25 @@ def test_the_first_drafts_may_be_fewer_than_later_ones() -> None:
     assert (texts.output.num_new == 1 + K).all()
 
 
+def test_logits_are_looked_at_in_parts_and_it_does_not_matter_in_which(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of [logits, vocabulary] half a dozen at a time would be gigabytes."""
+    sizes, pick = list[int](), standard.pick
+
+    def picking(trial: standard.Trial, codes: Tensor) -> Tensor:
+        sizes.append(trial.q.numel())
+        return pick(trial, codes)
+
+    monkeypatch.setattr(standard, "pick", picking)
+    whole = Texts(SamplingParams(), 50).run()
+    most = max(sizes)
+    monkeypatch.setattr(standard, "_SLICE_ELEMENTS", 7 * V + 1)
+    sizes.clear()
+    assert (Texts(SamplingParams(), 50).run() == whole).all()
+    assert max(sizes) == 7 * V < most
+
+
 def test_without_the_subtraction_it_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standard, "residual", lambda p, q: p)
     assert deviation(Texts(SamplingParams(), 12_000).run(), SamplingParams()) > 8
