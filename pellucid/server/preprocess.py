@@ -2,13 +2,14 @@
 
 To read, check and render megabytes keeps the interpreter to itself, for up to seconds, and so would stop
 every stream.  That process (`reader.py`) starts once the server is ready, and again when it is needed and has
-died.  It is sent a large request only when it can begin with it; those that wait do so here, where they can
-still be dropped.
+died, or was ended because a signal had stopped it.  It is sent a large request only when it can begin with
+it; those that wait do so here, where they can still be dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import pickle
 import sys
@@ -17,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TypeVar, cast
 
+import psutil
 from fastapi import Request
 from fastapi.responses import Response
 from pydantic import BaseModel
@@ -26,6 +28,7 @@ from pellucid.server.reader import HEAD, MAX_AT_ONCE, MODULE, Refusal, Work
 from pellucid.server.renderer import Renderer
 from pellucid.server.route import Route
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 U = TypeVar("U")
 SHORT = 4096  # bytes of a body; it takes less time than finding a thread
@@ -33,6 +36,7 @@ LARGE = 2**16  # bytes of a body, from which on another process reads it
 NUM_THREADS = 4  # that make requests ready; tokenizers work without the interpreter's lock
 MAX_LARGE_BYTES = 2**28  # of all large bodies that wait to be read or are being read
 PIPE_BYTES = 2**20  # that may wait to be read
+MOST_STOPPED, LOOKS = 10.0, 20  # seconds that a signal may stop the reader, and how often it is looked at
 DIED = "the process that reads large requests has died, perhaps for want of memory; try again"
 
 
@@ -132,6 +136,7 @@ class _Reader:
         self._num_asked = 0
         self.is_gone = False
         self._listener = asyncio.create_task(self._listen())
+        self._watch: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(cls, renderer: Renderer) -> _Reader:
@@ -153,6 +158,8 @@ class _Reader:
         self._num_asked += 1
         number = self._num_asked
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.create_task(self._end_if_stopped())
         try:
             await self._send(number, path.encode() + b"\n" + body)
             return await answer
@@ -170,6 +177,20 @@ class _Reader:
         self._out.write(packed)
         with suppress(ConnectionError):  # `_listen` tells those who wait
             await self._out.drain()
+
+    async def _end_if_stopped(self) -> None:
+        """As long as somebody waits for it: else they would for ever, and all who come later."""
+        num_stopped = 0
+        while self._answers and num_stopped < LOOKS:
+            await asyncio.sleep(MOST_STOPPED / LOOKS)
+            is_stopped = False
+            with suppress(psutil.NoSuchProcess):
+                is_stopped = psutil.Process(self._process.pid).status() == psutil.STATUS_STOPPED
+            num_stopped = num_stopped + 1 if is_stopped else 0
+        if num_stopped == LOOKS:
+            logger.error("the process that reads large requests was stopped by a signal, and is ended")
+            with suppress(ProcessLookupError):
+                self._process.kill()
 
     async def _listen(self) -> None:
         try:

@@ -253,6 +253,30 @@ async def in_turn(preprocessor: Preprocessor) -> None:
     assert await refused(preprocessor, 1) == (503, SHUTTING_DOWN), "no process is started any more"
 
 
+def test_nobody_waits_for_a_reader_that_a_signal_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless it goes on; and with more to send than pipes hold."""
+    monkeypatch.setattr("pellucid.server.preprocess.MOST_STOPPED", 0.6)
+
+    async def run() -> None:
+        preprocessor = Preprocessor(Renderer(FACTS, None))
+        assert (await refused(preprocessor, 60))[0] == 400
+        reader = preprocessor._reader
+        assert reader is not None
+        process = psutil.Process(reader._process.pid)
+        process.suspend()
+        asyncio.get_running_loop().call_later(0.1, process.resume)
+        assert (await refused(preprocessor, 60))[0] == 400 and not reader.is_gone
+        process.suspend()
+        num = 2 * MAX_AT_ONCE
+        answers = await asyncio.wait_for(
+            asyncio.gather(*(refused(preprocessor, 5 << 20) for _ in range(num))), PATIENCE
+        )
+        assert sorted(status for status, _ in answers) == [400] * (num - MAX_AT_ONCE) + [503] * MAX_AT_ONCE
+        await preprocessor.shutdown()
+
+    asyncio.run(run())
+
+
 async def refused(preprocessor: Preprocessor, num_bytes: int) -> tuple[int, str]:
     with pytest.raises(ApiError) as caught:
         await preprocessor.read("/detokenize", b"x" * num_bytes)
