@@ -25,7 +25,8 @@ LASTING = 1 / 16  # weight of the guess in the end, in steps; at first it is one
 PROMPTS_SHARE = 0.1  # of a step with prompts, until it is known
 SETTLED = 8  # steps with drafts, behind which more passes are tried
 ENOUGH = 1.9  # of which so many have been seen, with forgetting: one may have been held up
-MOST_SURPRISE = 2.0  # times what was expected: a step that takes longer was held up by something else
+# Plain steps beyond what was expected, or as much again: what takes longer was held up by something else.
+MOST_SURPRISE = 0.25
 
 
 @dataclass(slots=True)
@@ -92,11 +93,10 @@ class StepCosts:
         if plain is None:
             return None
         crowd = self._crowd(num_rows)
-        expected = 1 + max(crowd.linear(passes, drafts), crowd.took[passes])
-        took = min(seconds / plain, MOST_SURPRISE * float(expected))
+        expected = float(max(crowd.linear(passes, drafts), crowd.took[passes]))
+        beside = min(seconds / plain - 1, max(2 * expected, expected + MOST_SURPRISE))
         if not is_usual:
-            return took
-        beside = min(took - 1, max(2 * (float(expected) - 1), float(expected) - 1 + 0.25))
+            return 1 + beside
         parts = np.array([1.0, max(0, passes - 1), drafts])
         crowd.squares *= REMEMBERING
         crowd.squares += parts[:, None] * parts + LASTING * (1 - REMEMBERING) * EYE
@@ -110,7 +110,7 @@ class StepCosts:
             crowd.took[passes] += (beside - crowd.took[passes]) / crowd.seen[passes]
             crowd.most = max(crowd.most, passes)
         crowd.is_new = True
-        return took
+        return 1 + beside
 
     def add_prompt(self, num_tokens: int, seconds: float, *, is_followed: bool) -> None:
         """A step with prompts, and perhaps with the proposer behind."""

@@ -64,7 +64,7 @@ class Load(NamedTuple):
     num_tokens: int  # that it computes, if there are prompts among them
     num_decodes: int
     num_joining: int  # prompts that end
-    is_waning: bool  # does it verify more drafts of a row than it makes?
+    most_drafts: int  # that it verifies of a row
 
 
 class Wants:
@@ -144,18 +144,29 @@ class Wants:
 
         chunks: slots with a part of a prompt, whether or not they are among the others.
         """
-        if self.switch.is_on and not self.switch.is_trying and len(slots) > 2 * self._num_chosen:
-            self.choose(slots)  # for how many there are now
+        switch, num_rows = self.switch, max(len(slots), len(chunks))
+        if switch.is_trying and self._num_tried < switch.num_trials:
+            is_new = len(chunks) > 0 and (not self._keeps_kv or self._follows(list(chunks), num_rows))
+        else:
+            is_new = switch.is_on and not switch.is_trying and len(slots) > 2 * self._num_chosen
+        if is_new:
+            self.choose(slots)  # for those that are there now
         most = int(self._table.want[slots].max(initial=0))
         if most or not self._keeps_kv:
             return most
         if not self._is_learning:
             return 1
-        if self.switch.is_on:
+        if switch.is_on and not self._is_tried:
             decoding = np.setdiff1d(slots, chunks) if chunks else slots
             if not self._has_lost[decoding].all():
                 return 1
-        return int(len(chunks) > 0 and self._follows(list(chunks), max(len(slots), len(chunks))))
+        return int(len(chunks) > 0 and self._follows(list(chunks), num_rows))
+
+    @property
+    def _is_tried(self) -> bool:
+        """Is all of a trial planned, and not yet judged?"""
+        switch = self.switch
+        return switch.is_trying and self._num_tried == switch.num_trials and not self._num_to_try
 
     def _follows(self, chunks: list[int], num_rows: int) -> bool:
         """Is the drafter to have KV of these prompts?  Where it may not pay, if that is not too dear.
@@ -175,23 +186,24 @@ class Wants:
         """A plan is complete."""
         if not self._is_learning:
             return
-        is_waning = step.num_drafts > 0 and step.num_propose < self._num_proposed
+        most_drafts = self._num_proposed if step.num_drafts else 0
         self._proposes, self._num_proposed = step.num_propose > 0, step.num_propose
         if self._keeps_kv and not self._proposes:
             self._has_lost[[row.slot for row in step.chunks]] = True
-            if not self.switch.is_looking:
+            if not (self.switch.is_looking or self._is_tried):
                 self._has_lost[step.decodes] = True
         elif self._keeps_kv and step.chunks:
             chunks = [row.slot for row in step.chunks]
             self._is_followed[chunks] = ~self._has_lost[chunks]
-        if self._num_to_try and self._table.want[step.decodes].any():
+        sampled = [*step.decodes, *step.joining] if step.joining else step.decodes
+        if self._num_to_try and self._table.want[sampled].any():
             self._num_to_try -= 1
             if not self._num_to_try:
-                self._table.want[step.decodes] = 0  # until it is judged
+                self._table.want[sampled] = 0  # until it is judged
         self._num_rows = max(1, step.num_rows)
         num_tokens = step.num_tokens if step.chunks else 0
         counts = step.num_rows, step.num_drafts, step.num_propose, num_tokens
-        self._loads.append(Load(*counts, len(step.decodes), len(step.joining), is_waning))
+        self._loads.append(Load(*counts, len(step.decodes), len(step.joining), most_drafts))
 
     def took(self, seconds: float) -> None:
         """The oldest plan has come home, so long after the one before it or after its own start."""
@@ -217,9 +229,9 @@ class Wants:
             self.costs.add_plain(load.num_rows, seconds)
         elif load.num_rows and num_new:
             drafts = load.num_drafts / load.num_rows
-            took = self.costs.add(
-                load.num_rows, max(1, load.passes), drafts, seconds, is_usual=not load.is_waning
-            )
+            passes = load.passes or load.most_drafts  # a recorded step makes them all, wanted or not
+            is_usual = passes >= load.most_drafts
+            took = self.costs.add(load.num_rows, passes, drafts, seconds, is_usual=is_usual)
             if took is None or plain is None:
                 switch.look()
             else:

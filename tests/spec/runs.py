@@ -50,6 +50,7 @@ class Machine:
     cheap_tokens: int = 256
     max_rows: int = 256  # of recorded steps, to whose shapes others are padded; 0: none are recorded
     noise: float = 0.02
+    held_up: float = 0.002  # share of steps that something else holds up, which counts for nothing else
 
     def milliseconds(self, num_rows: int, drafts: Numbers, num_tokens: int, num_propose: int) -> float:
         """num_rows: that decode.  drafts: that rows verify.  num_tokens: of all rows, drafts included."""
@@ -188,7 +189,7 @@ class Run:
         self.stands = np.zeros((work.rows + 1, max_len + 1), dtype=np.int32)  # how many drafts from there on
         self.luck = np.ones((work.rows + 1, max_len + 1))  # of a draft at each place
         self.waves: list[float] = []  # tokens a second, of each
-        self._inflight: deque[tuple[StepPlan, StepResult, float]] = deque()
+        self._inflight: deque[tuple[StepPlan, StepResult, float, float]] = deque()
         self._rates: dict[int, NDArray[np.float64]] = {}  # of sequences
         self._wave_rates, self._seconds = work.rates[0], 0.0  # of the wave: how long it has run
         for number, rates in enumerate(work.rates):
@@ -219,9 +220,9 @@ class Run:
         while self.scheduler.has_unfinished:
             while len(self._inflight) < 2 and (plan := self.scheduler.next_plan()) is not None:
                 self._inflight.append((plan, *self._run(plan)))
-            plan, result, took = self._inflight.popleft()
+            plan, result, took, seen = self._inflight.popleft()
             self._seconds += took
-            self.scheduler.took(took)
+            self.scheduler.took(seen)
             self.scheduler.commit(plan, result)
         self.waves.append(num_tokens / self._seconds)
 
@@ -244,7 +245,8 @@ class Run:
                     1 + (follows[place + 1] if place < new.limit else 0) if stands[place - num] else 0
                 )
 
-    def _run(self, plan: StepPlan) -> tuple[StepResult, float]:
+    def _run(self, plan: StepPlan) -> tuple[StepResult, float, float]:
+        """What it yields; the seconds that it takes, and those that are seen."""
         self._admit(plan)
         rows = plan.rows
         slots = rows.slots
@@ -268,15 +270,14 @@ class Run:
         self.computed[slots] = end + np.maximum(0, new - 1)
         num_decodes = int((query - draft == 1).sum())
         took = self.machine.milliseconds(num_decodes, draft, plan.num_tokens, plan.num_propose) / 1000
-        took *= max(0.5, self._clock.normal(1, self.machine.noise)) * (
-            3 if self._clock.random() < 0.002 else 1
-        )
+        took *= max(0.5, self._clock.normal(1, self.machine.noise))
+        seen = took * (3 if self._clock.random() < self.machine.held_up else 1)
         result = StepResult(
             plan_id=plan.id,
             token_ids=ints(np.ascontiguousarray(tokens).tobytes()),
             num_new=ints(new.astype(np.int32).tobytes()),
         )
-        return result, took
+        return result, took, seen
 
 
 class Ratios(NamedTuple):

@@ -56,7 +56,7 @@ def test_drafts_are_never_slower_than_none_and_nearly_as_fast_as_the_best_number
     assert ratios.of_off >= of_off and ratios.of_best >= of_best, ratios
 
 
-@pytest.mark.parametrize("rows", [(32,), (64,), (256,)])
+@pytest.mark.parametrize("rows", [(32,), (64,), (32, 256)])
 def test_engines_that_live_on_lose_at_most_a_fiftieth_and_follow_rates_that_change(
     rows: tuple[int, ...],
 ) -> None:
@@ -139,7 +139,8 @@ def test_what_drafts_are_said_to_have_saved_is_what_answers_without_them_take_lo
 ) -> None:
     """Or have cost, with what a drafter takes of prompts."""
     work = Work(rows=8, prompt=prompt, answer=96, rates=(constant(rate),) * 3)
-    run, off = Run(MACHINES[machine], work), Run(MACHINES[machine], work, fixed=0)
+    steady = replace(MACHINES[machine], noise=0.0, held_up=0.0)
+    run, off = Run(steady, work), Run(steady, work, fixed=0)
     saved = sum(work.rows * work.answer * (1 / a - 1 / b) for a, b in zip(off.waves, run.waves, strict=True))
     assert least < run.scheduler.wants.switch.saved / saved < most
 
