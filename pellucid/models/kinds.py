@@ -126,5 +126,5 @@ def experts_of(layer: Experts) -> Iterator[tuple[str, str, Weight]]:
     for matrix in matrices:
         weight = layer.matrix(matrix)
         last = (name.removesuffix(".weight").rpartition(".")[2] for name in weight.parts())
-        served = layer.method.describe(matrix, layer.dtype)
+        served = layer.method.describe(matrix, weight.spec.shape, layer.dtype)
         yield f"{', '.join(dict.fromkeys(last))} of experts", served, weight

@@ -299,8 +299,8 @@ class ExpertsMethod(Protocol):
         """Of gate_up [E, 2 * I, D] or down [E, D, I].  Raises ValueError if it cannot be kept so."""
         ...
 
-    def describe(self, matrix: ExpertMatrix, dtype: torch.dtype) -> str:
-        """What multiplies them, and why nothing faster or smaller does."""
+    def describe(self, matrix: ExpertMatrix, shape: tuple[int, ...], dtype: torch.dtype) -> str:
+        """What multiplies them, and why nothing faster or smaller does.  shape: see `spec`."""
         ...
 
     def finish(

@@ -19,17 +19,20 @@ from pellucid.kernels.experts import ExpertWeights
 from pellucid.kernels.packed_experts import PackedExperts, pack_experts
 from pellucid.kernels.packed_weight import GroupCodes, Numbers
 from pellucid.native.library import library, serves
+from pellucid.native.matrix import PANEL
 from pellucid.quant.base import Coords, ExpertMatrix, Experts, KnowsWhole, ParamSpec
 from pellucid.quant.codes import Codes, Scales
 from pellucid.quant.expert_places import AllInOne, ExpertPlace, OneByOne
 from pellucid.quant.layouts.base import LayerFormat
 from pellucid.quant.native_experts import Biases, NativeExperts, native_experts, native_plain
 from pellucid.quant.packed import bits_kept, dummy, group_codes, kept_bits, plain, with_zeros
-from pellucid.quant.products import Multiplier
+from pellucid.quant.products import Multiplier, name_of
 from pellucid.quant.rounding import rounded
 
 logger = logging.getLogger(__name__)
 NATIVE = "native code, of the experts that are hit"
+ONE_BY_ONE = "torch's products, of the experts that are hit"
+NO_PANELS = f"native code takes matrices of whole {PANEL}s"
 Matrices = list[list[GroupCodes | Tensor]]  # of each expert gate and up, or down
 
 
@@ -45,9 +48,13 @@ class PlainExperts:
     ) -> ParamSpec:
         return ParamSpec(shape=shape, dtype=dtype, place=place)
 
-    def describe(self, matrix: ExpertMatrix, dtype: torch.dtype) -> str:
-        name, by = str(dtype).removeprefix("torch."), NATIVE if self._is_native(dtype) else "grouped products"
-        return f"{name}: {by}{f', for {self.why}' if self.why else ''}"
+    def describe(self, matrix: ExpertMatrix, shape: tuple[int, ...], dtype: torch.dtype) -> str:
+        by, why = ONE_BY_ONE if self.device == "cpu" else "grouped products", self.why
+        if self._is_native(dtype) and are_panels(matrix, shape):
+            by = NATIVE
+        elif self._is_native(dtype):
+            why = f"{why}; {NO_PANELS}" if why else NO_PANELS
+        return f"{name_of(dtype)}: {by}{f', for {why}' if why else ''}"
 
     def finish(self, gate_up: Tensor, down: Tensor, dtype: torch.dtype, biases: Biases) -> Experts:
         experts = ExpertWeights(gate_up, down, *biases)
@@ -80,11 +87,13 @@ class CodedExperts:
             shape=shape, dtype=torch.uint8, place=CodesOfExperts(place), fill="bits", kept_bits=bits
         )
 
-    def describe(self, matrix: ExpertMatrix, dtype: torch.dtype) -> str:
-        format = self.format(matrix, 1 << 30)
+    def describe(self, matrix: ExpertMatrix, shape: tuple[int, ...], dtype: torch.dtype) -> str:
+        format = self.format(matrix, shape[2])
         by = "grouped products that unpack codes in registers, activations as they are"
         if self.device == "cpu":
             by = NATIVE if serves(dtype) else Multiplier.SLICES.value
+            if by == NATIVE and not are_panels(matrix, shape):
+                by = f"{Multiplier.SLICES.value}, for {NO_PANELS}"
         return f"{format.layout} {format.code.name}, {bits_kept(format.code)} bits: {by}"
 
     def finish(self, gate_up: Tensor, down: Tensor, dtype: torch.dtype, biases: Biases) -> Experts:
@@ -125,6 +134,12 @@ class CodedExperts:
     def _rounded(self, matrix: Tensor, format: LayerFormat) -> GroupCodes:
         with matrix.device:
             return group_codes(rounded(matrix, format))
+
+
+def are_panels(matrix: ExpertMatrix, shape: tuple[int, ...]) -> bool:
+    """Whether native code takes matrices of gate_up [E, 2 * I, D] or down [E, D, I]."""
+    num_out = shape[1] // (2 if matrix == "gate_up" else 1)
+    return num_out % PANEL == 0 and shape[2] % PANEL == 0
 
 
 def native(gate_up: Matrices, down: Matrices, dtype: torch.dtype, biases: Biases) -> NativeExperts | None:

@@ -197,7 +197,8 @@ def test_experts_are_inspected(tmp_path: Path, capsys: pytest.CaptureFixture[str
     rows = {row["names"]: row for row in json.loads(capsys.readouterr().out)["matrices"]}
     name = "gate_proj, up_proj of experts" if one_by_one else "gate_up_proj of experts"
     assert rows[name]["num_weights"] == 2 * 3 * 2 * 32 * 32
-    assert rows[name]["served"].endswith("grouped products") and rows[name]["bits"] == 32
+    assert rows[name]["served"] == "float32: torch's products, of the experts that are hit"
+    assert rows[name]["bits"] == 32
 
 
 def test_padding_of_a_step_reads_no_expert(tmp_path: Path) -> None:

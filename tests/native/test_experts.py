@@ -11,6 +11,7 @@ from pellucid.kernels.packed_weight import GroupCodes
 from pellucid.kernels.routing import Chosen
 from pellucid.native.library import Library
 from pellucid.quant.codes import Codes
+from pellucid.quant.experts import NATIVE, CodedExperts, PlainExperts
 from pellucid.quant.layouts.base import LayerFormat
 from pellucid.quant.native_experts import NativeExperts, native_experts, native_plain
 from pellucid.quant.online import FORMATS
@@ -118,3 +119,21 @@ def test_matrices_of_other_than_whole_panels_are_refused(own: Library) -> None:
     parts = [codes(format(DIM), 40, DIM)] * 2
     with pytest.raises(ValueError, match=r"of \(40, 96\) are not of whole 16s"):
         native_experts(own, [parts], [[codes(format(40), DIM, 40)]], torch.bfloat16)
+
+
+@pytest.mark.parametrize("way", ["plain", "fp8", "int8"])
+@pytest.mark.parametrize(("hidden", "is_native"), [(HIDDEN, True), (40, False)])
+def test_the_table_of_layers_says_what_multiplies(
+    code: Library, way: str, hidden: int, is_native: bool
+) -> None:
+    format, method = FORMATS.get(way), PlainExperts(device="cpu")
+    if format is not None:
+        method = CodedExperts(format, format, is_stored=False, device="cpu")
+    gate_up, down = torch.randn(NUM, 2 * hidden, DIM).bfloat16(), torch.randn(NUM, DIM, hidden).bfloat16()
+    kept = method.finish(gate_up, down, torch.bfloat16, (None, None))
+    assert isinstance(kept, NativeExperts) == is_native
+    for said in (
+        method.describe("gate_up", tuple(gate_up.shape), torch.bfloat16),
+        method.describe("down", tuple(down.shape), torch.bfloat16),
+    ):
+        assert said.endswith(NATIVE if is_native else "for native code takes matrices of whole 16s")
