@@ -22,7 +22,7 @@ from pellucid.proxy.app import Proxy
 from pellucid.proxy.servers import PIECE, Fleet, Server, digests_of, silence_in
 from tests.forked import Nursery
 from tests.patience import PATIENCE, eventually
-from tests.processes import member
+from tests.processes import alive, member
 from tests.server.conftest import Running, running
 
 PROMPT = "Sort these: 5 1 4 2 9 7. " * 12
@@ -193,9 +193,17 @@ def test_a_server_and_a_router_that_are_stopped_keep_nobody_waiting(
 
 
 def test_while_one_server_is_left_requests_are_answered(servers: tuple[Running, Running, str]) -> None:
-    """The last test: nobody is left behind it."""
+    """The last test: nobody is left behind it, neither engines nor what reads and compiles for servers."""
     prefill, decode, url = servers
     expected = text(complete(prefill.url))
+    told = complete(decode.url, structured_outputs={"regex": "a+"})
+    assert told.status_code == 200
+    family = [
+        child.pid
+        for each in (prefill, decode)
+        for child in psutil.Process(each.process.pid).children(recursive=True)
+    ]
+    assert len(family) >= 5, "two engines, two readers, and what compiles grammars"
     decode.process.kill()
     assert text(complete(url)) == expected, "the server for prompts goes on itself"
     eventually(
@@ -204,6 +212,7 @@ def test_while_one_server_is_left_requests_are_answered(servers: tuple[Running, 
     prefill.process.kill()
     assert complete(url).status_code == 503
     eventually(lambda: httpx.get(f"{url}/health", timeout=PATIENCE).status_code == 503)
+    eventually(lambda: not alive(family))
 
 
 def test_a_server_may_not_say_how_long_its_engine_is_silent() -> None:
