@@ -107,18 +107,25 @@ def choose(
     """The measured choices for such weights on such a device, or else those of a rule of thumb.
 
     bits: of a weight, 16 or 8.  group: inputs that share a scale, if not all do.  integers: bytes are INT8,
-    which no library is asked for.  hopper: multiprocessors, if it is one.  More rows than any choice has are
-    the library's, or the last one's if it is for over MAX_ROWS.
+    which no library is asked for: kernels of ours take any number of rows, few of them as FP8's do.  hopper:
+    multiprocessors, if it is one.  More rows than any choice has are the library's, or the last one's if it
+    is for over MAX_ROWS.
     """
     case = kind_of(bits, group, integers=integers), num_out, num_in
     for folder in (user_folder(), PACKAGED):
         for devices, table in tables(folder):
             if device_name.startswith(devices) and (measured := table.get(case)):
                 return measured
-    chosen = rule_of_thumb(num_out, num_in, bits, group=group, hopper=hopper)
-    if integers and hopper and num_out % 16 == num_in % 16 == 0:
-        chosen |= {rows: quickest_ring(num_out, rows, hopper) for rows in (128, 256, 512, 1024, MANY_ROWS)}
-    return chosen
+    if not integers:
+        return rule_of_thumb(num_out, num_in, bits, group=group, hopper=hopper)
+    few = choose(num_out, num_in, bits=bits, device_name=device_name, hopper=hopper)
+    if not hopper or num_out % 16 or num_in % 16:
+        return few
+    ours = {rows: tile for rows, tile in few.items() if tile is not None and rows < 256}
+    return {
+        rows: ours.get(rows) or quickest_ring(num_out, rows, hopper)
+        for rows in sorted({*ours, 128, 256, 512, 1024, MANY_ROWS})
+    }
 
 
 def takes_groups(tile: Wgmma, group: int) -> bool:
@@ -204,18 +211,24 @@ def widest_ring(num_out: int, num_in: int, num_rows: int, bits: int, num_multipr
     return Wgmma(width, rows, splits, min(stages, num_steps))
 
 
-RINGS = (Wgmma(64, 128, 1, 8), Wgmma(128, 128, 1, 6), Wgmma(128, 256, 1, 4), Wgmma(192, 256, 1, 4))
+RINGS = (
+    Wgmma(192, 256, 1, 4),
+    Wgmma(128, 256, 1, 4),
+    Wgmma(192, 128, 1, 4),
+    Wgmma(128, 128, 1, 6),
+    Wgmma(64, 128, 1, 8),
+)
 
 
 def quickest_ring(num_out: int, num_rows: int, num_multiprocessors: int) -> Wgmma:
     """For more rows of bytes: whose rounds of programs end first.
 
-    A program of small tiles takes as long as its operands do, of which 75 a clock of the tensor cores come.
+    A program of small tiles takes as long as its operands do to come: one as 85 products.
     """
 
     def cost(tile: Wgmma) -> int:
         programs = -(-num_rows // tile.rows) * -(-num_out // tile.block_n)
-        step = max(tile.block_n * tile.rows, 75 * (tile.block_n + tile.rows))
+        step = max(tile.block_n * tile.rows, 85 * (tile.block_n + tile.rows))
         return -(-programs // num_multiprocessors) * step
 
     return min(RINGS, key=cost)

@@ -176,6 +176,42 @@ def test_any_number_of_rows_is_for_hopper_where_groups_of_a_step_share_scales() 
     assert all(isinstance(ByRows(rule(group=32, hopper=132))(rows), SplitK) for rows in (2, 64))
 
 
+@pytest.mark.parametrize("num_out,num_in", SHAPES[:-1])
+def test_integers_have_a_tile_for_any_number_of_rows_on_hopper(num_out: int, num_in: int) -> None:
+    how = {"bits": 8, "integers": True, "device_name": "Another GPU"}
+    tile = ByRows(choose(num_out, num_in, hopper=132, **how))
+    for num_rows in (2, 64, 65, 200, 513, 2048, MANY_ROWS, 10 * MANY_ROWS):
+        chosen = tile(num_rows)
+        assert isinstance(chosen, (Wgmma, Persistent)), num_rows
+        if isinstance(chosen, Wgmma):
+            assert chosen.stages * 64 % chosen.rows == 0
+            assert 128 * chosen.stages * (chosen.block_n + chosen.rows) <= 225 << 10
+    others = choose(num_out, num_in, **how)
+    assert others == tiles.rule_of_thumb(num_out, num_in, 8), "which is another kernel for many rows"
+    assert ByRows(others)(65) is None
+
+
+def test_few_rows_of_integers_have_the_tiles_of_fp8_and_a_table_of_their_own_before_that(
+    cache_folder: Path,
+) -> None:
+    few = {1: Gemv(4, 1024, 4), 16: Wgmma(192, 16, 1, 8), 128: Wgmma(64, 128, 2, 8), 192: None, 512: None}
+    write_table(cache_folder, "Some GPU", {("8", 640, 320): few})
+    how = {"bits": 8, "integers": True, "device_name": "Some GPU", "hopper": 132}
+    chosen = choose(640, 320, **how)
+    assert {rows: chosen[rows] for rows in (1, 16, 128)} == {rows: few[rows] for rows in (1, 16, 128)}
+    assert None not in chosen.values() and max(chosen) == MANY_ROWS
+    write_table(cache_folder, "Some GPU", {("int8", 640, 320): CHOICES})
+    tiles.tables.cache_clear()
+    assert choose(640, 320, **how) == CHOICES
+
+
+def test_of_many_rows_those_tiles_are_chosen_whose_last_round_ends_first() -> None:
+    assert tiles.quickest_ring(4096, 128, 132) == Wgmma(64, 128, 1, 8)  # 64 programs, not 32 or 22
+    assert tiles.quickest_ring(4096, 2048, 132) == Wgmma(128, 256, 1, 4)  # two rounds, as with 192 outputs
+    assert tiles.quickest_ring(6144, 512, 132) == Wgmma(192, 128, 1, 4)  # 128 programs
+    assert tiles.quickest_ring(24_576, 16_384, 132).rows == 256
+
+
 def test_on_hopper_a_ring_is_for_as_many_multiprocessors_as_there_are() -> None:
     assert tiles.widest_ring(5120, 5120, 16, 16, 132) == Wgmma(64, 16, 1, 20)  # 80 programs
     assert tiles.widest_ring(5120, 5120, 16, 16, 78) == Wgmma(128, 16, 1, 11)  # 40, not two rounds
