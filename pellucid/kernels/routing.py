@@ -24,9 +24,9 @@ from pellucid.kernels.dependent import ask_for, dependent, let_next_start, wait
 from pellucid.kernels.language import tl, triton
 from pellucid.kernels.noise import PRIME, keys_ref, uniform
 
-# Tokens whose logits are summed up here, by bytes of a router's weight; of few, each expert's in one program.
-FEW_TOKENS, MOST_TOKENS = {2: 1, 4: 4}, {2: 256, 4: 512}
-PART_PROGRAMS = 256
+# Tokens whose logits are summed up here, as measured on an H200; of few, each expert's in one program.
+FEW_TOKENS, MOST_TOKENS = 2, 512
+PART_PROGRAMS = 512
 BLOCKS = 1024, 2048, 8192  # pairs that a program counts at a time: the last where there are more
 
 
@@ -187,9 +187,9 @@ def route_ref(
 def logit_parts(x: Tensor, weight: Tensor, added: Tensor | None = None) -> Parts | None:
     """x [T, D] W^T of W [E, D], in x's dtype or float32, plus a bias; None where the library is as fast."""
     num_tokens, num_experts = len(x), len(weight)
-    if x.itemsize > 2 or not 0 < num_tokens <= MOST_TOKENS[weight.itemsize] or x.stride(1) != 1:
+    if x.itemsize > 2 or not 0 < num_tokens <= MOST_TOKENS or x.stride(1) != 1:
         return None
-    if num_tokens <= FEW_TOKENS[weight.itemsize]:
+    if num_tokens <= FEW_TOKENS:
         return Parts(sums_of_few(x, weight), added, weight.dtype)
     rows, outs, step = part_tile(num_experts, weight.itemsize)
     blocks = triton.cdiv(num_tokens, rows) * triton.cdiv(num_experts, outs)
