@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ PAGE = "/page/"  # below it are files that everybody has
 MOST_BRACKETS = 2**18
 TOO_MANY_PARTS = f"the body has more than {MOST_BRACKETS:,} opening brackets"
 TRACED = (b"traceparent", b"tracestate")
+KEY = "pellucid.key"  # in a scope: the `Key` that a request has brought, or None
 PROTOCOL_KEY = "key."  # how a browser, which cannot set headers, brings a key to a websocket: in base64
 
 
@@ -49,7 +51,7 @@ class Guard:
         key = self._key_of(Headers(scope=scope))
         host, _ = scope.get("client") or ("", 0)
         # Many clients may share either.
-        scope = {**scope, CLIENT: f"{host} {key.name if key else ''}".strip()}
+        scope = {**scope, CLIENT: f"{host} {key.name if key else ''}".strip(), KEY: key}
         if self._tells:
             CALLER.set(_caller(scope))
         is_work = scope["type"] == "http" and scope["method"] == "POST"
@@ -124,6 +126,14 @@ class Guard:
 
     def _too_large(self) -> str:
         return f"the body is larger than {self._most_bytes:,} bytes, this server's --max-body-mib"
+
+
+def go_on_counting(scope: Scope, task: asyncio.Task[None]) -> None:
+    """What a request has begun is under way for its key until this ends, though it has had its answer."""
+    key: Key | None = scope.get(KEY)
+    if key is not None:
+        key.num_under_way += 1
+        task.add_done_callback(lambda _: key.end())
 
 
 def _caller(scope: Scope) -> dict[str, str]:

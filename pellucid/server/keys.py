@@ -28,6 +28,10 @@ class Key:
     num_under_way: int = 0
     begun: deque[float] = field(default_factory=deque[float])  # when, in the last minute; seconds
 
+    def end(self) -> None:
+        """One that was under way has ended."""
+        self.num_under_way -= 1
+
 
 class Keys:
     """All that are known; none at all means that everybody may ask."""
@@ -56,7 +60,7 @@ class Keys:
         try:
             yield
         finally:
-            key.num_under_way -= 1
+            key.end()
 
     def _check(self, key: Key) -> None:
         if key.max_requests is not None and key.num_under_way >= key.max_requests:

@@ -17,6 +17,7 @@ from pellucid.server.chat import ChatWork, message_of, open_answer
 from pellucid.server.chat import prepare as prepare_chat
 from pellucid.server.context import Server, client_of, server_of
 from pellucid.server.errors import ApiError, named, users_fault
+from pellucid.server.guard import go_on_counting
 from pellucid.server.logprobs import Speller, chat_logprobs
 from pellucid.server.parsers.base import Content, Reasoning, ToolCallArguments, ToolCallStart
 from pellucid.server.parsers.base import Event as Said
@@ -194,7 +195,9 @@ async def answer(work: ResponseWork, request: Request) -> Response:
         chat.body, answer, server, _body(body, chat), owner_of(request), history, work.messages
     )
     if body.background:
-        return json_response(form.run())
+        begun, task = form.run()
+        go_on_counting(request.scope, task)
+        return json_response(begun)
     return await respond(request, body, answer, form, ending=Ending(form.failure, b""))
 
 
@@ -269,13 +272,13 @@ class _ResponseForm:
                 pass
         return self.body
 
-    def run(self) -> ResponseBody:
-        """Go on in the background; what there is now."""
+    def run(self) -> tuple[ResponseBody, asyncio.Task[None]]:
+        """Go on in the background; what there is now, and what goes on."""
         begun = msgspec.structs.replace(self.body)
         stored = self._keep()
         stored.close = self.answer.close
         stored.task = asyncio.create_task(self._run(stored))
-        return begun
+        return begun, stored.task
 
     def failure(self, error: ApiError) -> bytes:
         """The event that ends a stream too early."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from starlette.requests import HTTPConnection
@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from pellucid.server.context import client_of
 from pellucid.server.errors import ApiError
-from pellucid.server.guard import Guard
+from pellucid.server.guard import Guard, go_on_counting
 from pellucid.server.keys import Key, Keys, read_keys
 from pellucid.server.options import ServeOptions
 
@@ -92,6 +92,35 @@ def test_what_a_key_has_under_way_is_counted_on_the_way_to_routes(method: str, m
     asyncio.run(ask(FIRST))
     assert under_way == [most + 1] and statuses == [429] * (2 - most)
     assert mine.num_under_way == other.num_under_way == server.num_requests == 0
+
+
+def test_what_goes_on_in_the_background_is_under_way_for_its_key() -> None:
+    key, done = Key("alice", b"first", max_requests=1), asyncio.Event()
+    server: Any = SimpleNamespace(options=ServeOptions(), is_draining=False, num_requests=0)
+
+    async def ends() -> None:
+        await done.wait()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        task = asyncio.create_task(ends())
+        go_on_counting(scope, task)
+        begun.append(task)
+
+    begun, never = list[asyncio.Task[None]](), cast(Any, None)
+    headers = [(b"host", b"localhost"), (b"authorization", b"Bearer first")]
+    scope = {
+        "type": "http", "method": "POST", "path": "/v1/responses", "headers": headers, "client": ("a", 1)
+    }  # fmt: skip
+
+    async def run() -> None:
+        await Guard(app, server, Keys([key]))(scope, never, never)
+        assert key.num_under_way == 1
+        done.set()
+        await begun[0]
+        await asyncio.sleep(0)
+        assert key.num_under_way == 0
+
+    asyncio.run(run())
 
 
 def test_keys_come_from_a_file(tmp_path: Path) -> None:

@@ -83,6 +83,8 @@ def test_a_guarded_server_drains(tmp_path: Path, nursery: Nursery) -> None:
     names = ["--served-model-name", "tree", "plant", "--allowed-origins", '["http://a.org"]']
     # The key that ps shows is not the only one.
     template = ["--chat-template", str(tmp_path / "template")]
+    (tmp_path / "keys").write_text("alice: {key: hers, max_requests: 1}")
+    limits += ["--api-key-file", str(tmp_path / "keys")]
     with running(
         *limits, *names, *template, "--api-key", "first", env={"PELLUCID_API_KEY": "second"}, forks=nursery
     ) as server:
@@ -91,6 +93,7 @@ def test_a_guarded_server_drains(tmp_path: Path, nursery: Nursery) -> None:
         _check_names(server)
         _check_template(server)
         _check_origins(server)
+        _check_limits(server)
         _check_waiting(server)
         _check_drain(server)
 
@@ -146,6 +149,20 @@ def _check_origins(server: Running) -> None:
     assert reply.headers["access-control-allow-origin"] == "http://a.org"
     reply = httpx.options(f"{server.url}/v1/completions", headers={**headers, "Origin": "http://b.org"})
     assert "access-control-allow-origin" not in reply.headers
+
+
+def _check_limits(server: Running) -> None:
+    """What goes on in the background is under way, too."""
+    url, headers = f"{server.url}/v1/responses", {"Authorization": "Bearer hers"}
+    asked = {"input": "a", "max_output_tokens": 150}
+
+    def ask(**fields: object) -> int:
+        return httpx.post(url, json=asked | fields, headers=headers, timeout=PATIENCE).status_code
+
+    with server.held(lambda: ask(background=True) == 200):
+        assert ask() == 429
+    server.wait_until_idle()
+    eventually(lambda: ask() == 200)
 
 
 def _check_waiting(server: Running) -> None:
