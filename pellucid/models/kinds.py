@@ -87,9 +87,10 @@ def tied_heads(model: torch.nn.Module) -> Iterator[Kind]:
     for layer in model.modules():
         weight = next(layer.parameters(recurse=False), None) if isinstance(layer, Linear) else None
         if isinstance(layer, Linear) and isinstance(weight, Weight) and id(weight) in tables:
-            kind = Kind("head", "tied to the table of embeddings", served_by(layer), 1, weight.numel())
+            num_weights = prod(weight.whole_shape(0))
+            kind = Kind("head", "tied to the table of embeddings", served_by(layer), 1, num_weights)
             is_copy = layer.product is not None and layer.product.copies
-            kind.kept_bytes = weight.nbytes if is_copy else 0
+            kind.kept_bytes = num_weights * weight.itemsize if is_copy else 0
             yield kind
 
 

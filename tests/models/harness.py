@@ -6,6 +6,7 @@ tokens of any of them.
 
 from __future__ import annotations
 
+import gc
 import random
 from pathlib import Path
 
@@ -14,12 +15,19 @@ from torch import Tensor
 
 from pellucid.config import ModelConfig
 from pellucid.forward import ForwardInput
+from pellucid.kernels.packed_weight import GroupCodes
 from pellucid.layers.leaf import Leaf
 from pellucid.models.build import BuildOptions, BuiltModel, build
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.platform import Platform
 
 CPU = Platform(device="cpu", name="CPU", memory_total=1 << 33, memory_free=1 << 33, num_cores=1)
+
+
+def num_codes() -> int:
+    """Matrices of codes that are in memory as they were read, of whoever holds them."""
+    gc.collect()
+    return sum(isinstance(each, GroupCodes) for each in gc.get_objects())
 
 
 def load(

@@ -14,7 +14,7 @@ from pellucid.quant.codes import U4, Codes, Group, Scales
 from pellucid.quant.layouts import layout_of
 from pellucid.quant.layouts.base import LayerFormat, Writes
 from tests.models.conftest import Folder
-from tests.models.harness import Harness, load
+from tests.models.harness import Harness, load, num_codes
 
 GROUP = Group(1, 8)
 
@@ -204,10 +204,13 @@ def test_codes_that_stay_packed_compute_the_same(
     monkeypatch.setattr("pellucid.kernels.packed_weight.LEAST_GROUP", 8)
     caplog.set_level("INFO")
     work = {0: [1, 2, 3, 7], 1: [40, 5]}
-    ours, expected = (
-        Harness(load(path, max_model_len=64, show_progress=True), num_seqs=2, max_len=16).step(work)
+    before = num_codes()
+    harnesses = [
+        Harness(load(path, max_model_len=64, show_progress=True), num_seqs=2, max_len=16)
         for path in write_coded(folder, name)
-    )
+    ]
+    ours, expected = (harness.step(work) for harness in harnesses)
+    assert num_codes() == before, "beside what is packed of them"
     assert "kept at 6.00 bits" in caplog.text or "kept at 8.00 bits" in caplog.text
     assert "decoded" not in caplog.text
     torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)

@@ -21,7 +21,7 @@ from pellucid.quant.layouts.base import LayerFormat
 from pellucid.quant.native_experts import NativeExperts
 from pellucid.quant.online import FORMATS
 from pellucid.quant.rounding import rounded as codes_of
-from tests.models.harness import Harness, load
+from tests.models.harness import Harness, load, num_codes
 from tests.models.test_coded import GPTQ, encoded, rounded
 
 transformers = pytest.importorskip("transformers")
@@ -181,9 +181,10 @@ def test_native_code_mixes_codes_as_files_have_them_and_as_they_are_rounded_and_
     rewrite(tmp_path, numbers, None)
     expected = logits_of(tmp_path)
     rewrite(tmp_path, coded, INT8 if stored else None)
-    asked = "int4" if stored is False else None
+    asked, before = "int4" if stored is False else None, num_codes()
     built = load(tmp_path, max_model_len=32, dtype=torch.bfloat16, quantization=asked)
     mixtures = mixtures_of(built)
+    assert num_codes() == before, "beside what is packed of them"
     assert all(isinstance(layer._kept, NativeExperts) for layer in mixtures)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     actual = Harness(built, num_seqs=1, max_len=32).step({0: TOKENS})[0]
     error = (actual.float() - expected).abs().max() / expected.abs().max()
@@ -199,6 +200,24 @@ def test_experts_are_inspected(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert rows[name]["num_weights"] == 2 * 3 * 2 * 32 * 32
     assert rows[name]["served"] == "float32: torch's products, of the experts that are hit"
     assert rows[name]["bits"] == 32
+
+
+def test_experts_that_cannot_stay_packed_are_decoded_and_that_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One of them is plain, in a layer that is said to be in codes."""
+    plain = save_model(tmp_path, one_by_one=True)
+    expected = logits_of(tmp_path)
+    matrices = [name for name in plain if ".experts." in name]
+    coded = {name: tensor for name, tensor in plain.items() if name not in matrices[1:]}
+    for name in matrices[1:]:
+        written = encoded(codes_of(plain[name], FORMATS["int8"](plain[name].shape[1])), FORMATS["int8"](32))
+        coded |= {name.replace("weight", suffix): part for suffix, part in written.items()}
+    rewrite(tmp_path, coded, INT8)
+    let_pack(monkeypatch, packs=True)
+    actual = logits_of(tmp_path)
+    assert "experts are decoded: some are stored as plain numbers" in caplog.text
+    assert (actual - expected).abs().max() < 0.05 * expected.abs().max()
 
 
 def test_padding_of_a_step_reads_no_expert(tmp_path: Path) -> None:

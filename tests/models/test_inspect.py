@@ -16,6 +16,7 @@ from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.inspect import inspect
 from pellucid.models.loader import weights_of
 from pellucid.quant.products import plain_product
+from pellucid.quant.quantization import KEPT
 from pellucid.quant.unquantized import can_pack, multiplies_bfloat16
 from tests.models.conftest import Folder
 from tests.models.harness import CPU
@@ -36,6 +37,7 @@ def test_each_kind_of_matrix_is_told(folder: Folder, capsys: pytest.CaptureFixtu
     assert qkv["stored"] == "awq u4, a scale for each 1 x 8 weights"
     assert qkv["bits"] == 4 + (16 + 4) / 8  # codes, and a scale and a zero for eight of them
     assert qkv["kept_bytes"] == 4 * qkv["num_weights"]
+    assert qkv["served"] == f"float32: torch's product, for {KEPT}"
     assert rows["embed_tokens"]["stored"] == "BF16" and rows["embed_tokens"]["bits"] == 16
 
 

@@ -257,10 +257,14 @@ def resident() -> tuple[int, int]:
 
 
 @pytest.mark.skipif(not FORGET.exists(), reason="needs Linux to tell what is resident")
-def test_a_process_grows_by_what_the_table_says_and_one_layer(folder: Folder) -> None:
+@pytest.mark.parametrize("quantization", [None, "nf4", {"linear": "int8", "embedding": "int8"}], ids=str)
+def test_a_process_grows_by_what_the_table_says_and_one_layer(
+    folder: Folder, quantization: str | dict[str, object] | None
+) -> None:
     """The system's count, which sees opaque layouts, and what the C library keeps of what is let go of."""
-    options = replace(OPTIONS, dtype=torch.bfloat16)
-    big = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4, "vocab_size": 8192}
+    options = replace(OPTIONS, dtype=torch.bfloat16, quantization=quantization)
+    folder.config["intermediate_size"] = 32  # whole groups of inputs
+    big = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 2, "vocab_size": 8192}
     for config in ({}, {**big, "tie_word_embeddings": True}):  # what is loaded once is there
         folder.config |= config
         folder.write()
@@ -276,7 +280,8 @@ def test_a_process_grows_by_what_the_table_says_and_one_layer(folder: Folder) ->
         kept.clear()
     largest, slack = 2 * 8192 * 512, 3 << 20
     assert abs(after - before - told) < slack, (after - before, told)
-    assert most - before < told + largest + slack, (most - before, told, largest)
+    if quantization is None:  # else what is rounded at once is beside it
+        assert most - before < told + largest + slack, (most - before, told, largest)
 
 
 @pytest.mark.parametrize("tied", [False, True])
