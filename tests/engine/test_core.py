@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pellucid.connectors.base import Ended
 from pellucid.engine.core import Engine
@@ -61,6 +62,7 @@ class EagerExecutor:
     max_inflight: int = 0
     dies_in: str = ""
     is_shut_down: bool = False
+    num_late_compilations: int = 0
 
     def start(self, resolved: object) -> object:
         raise NotImplementedError
@@ -71,7 +73,10 @@ class EagerExecutor:
         if self.dies_in == "interrupted submit":
             raise KeyboardInterrupt
         self.max_inflight = max(self.max_inflight, plan.id - plan.committed)
-        self.tickets.append(EagerTicket(self, self.device.run(plan)))
+        answer = self.device.run(plan)
+        if self.num_late_compilations:
+            answer = replace(answer, num_late_compilations=self.num_late_compilations)
+        self.tickets.append(EagerTicket(self, answer))
         return self.tickets[-1]
 
     def call(self, name: str, *args: object) -> object:
@@ -368,6 +373,16 @@ def test_statistics_tell_what_has_been_done() -> None:
     assert (stats.num_prompt_tokens, stats.num_cached_tokens, stats.num_sampled_tokens) == (24, 8, 8)
     assert stats.num_steps == 4 and stats.num_running == stats.num_waiting == 0 and stats.kv_usage == 0
     assert stats.host_seconds > 0 and stats.wait_seconds > 0
+
+
+def test_compilations_that_a_worker_has_told_of_are_told() -> None:
+    """It tells how many it has seen in all, and not with every result."""
+    engine, executor = make_engine()
+    engine.add(make_request("a", max_tokens=4))
+    for num in (0, 3, 0):
+        executor.num_late_compilations = num
+        engine.step()
+    assert engine.stats().num_late_compilations == 3
 
 
 def test_time_spent_idle_is_not_the_hosts() -> None:

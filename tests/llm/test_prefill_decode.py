@@ -135,10 +135,11 @@ def test_two_engines_of_one_device_hand_a_prompt_over(tiny: Path, device: str) -
         shelf._clock = lambda: math.inf
         answer(first, prompt, 1)
         assert shelf.num_lent == 0, "nobody has asked in time"
+        page_bytes = second.llm_engine.engine.executor.worker.layout.page_bytes  # type: ignore[union-attr]
         lent, told = first.llm_engine.stats.of_features, second.llm_engine.stats.of_features
     assert (told["kv_peer_loads"], told["kv_peer_failed_loads"]) == (1, 0)
     assert told["kv_peer_pages_loaded"] == 6 <= lent["kv_peer_pages_saved"]
-    assert told["kv_peer_bytes_loaded"] > 0
+    assert told["kv_peer_bytes_loaded"] == 6 * page_bytes
     assert told["kv_peer_load_microseconds"] > told["kv_peer_copy_microseconds"] > 0
     assert brought.outputs[0].token_ids == expected.outputs[0].token_ids
     assert brought.num_cached_tokens == 96

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.server
 import threading
+import time
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
 from pellucid.observe.statistics import EngineStats
 from pellucid.server.http_metrics import HttpMetrics
@@ -76,8 +80,12 @@ def test_a_span_is_vllms_and_its_parent_the_callers() -> None:
     assert facts["gen_ai.usage.prompt_tokens"] == 5 and facts["gen_ai.usage.completion_tokens"] == 3
     assert facts["gen_ai.latency.time_to_first_token"] == 1.5 and facts["gen_ai.latency.e2e"] == 3.0
     assert facts["gen_ai.response.model"] == "m"
+    parts = ("queue", "model_prefill", "model_decode", "model_inference")
+    assert [facts[f"gen_ai.latency.time_in_{part}"] for part in parts] == [1.0, 0.5, 1.5, 2.0]
     assert span.end_time is not None and span.start_time is not None
     assert (span.end_time - span.start_time) / 1e9 == pytest.approx(3.0)
+    since = time.monotonic() - 9.0  # when the request came
+    assert span.start_time / 1e9 == pytest.approx(time.time() - since, abs=5.0)
 
 
 @pytest.fixture
@@ -175,6 +183,31 @@ def test_answers_are_counted_by_route_and_status(server: Running) -> None:
     httpx.get(f"{server.url}/wp-login.php")
     assert count("none", 404) >= 1
     assert server.metric("http_request_duration_seconds_count", handler="/v1/models") >= before + 1
+
+
+@pytest.mark.parametrize("status", [200, None])
+def test_an_answer_that_never_began_has_a_status_of_its_own(status: int | None) -> None:
+    told: list[tuple[str, str, int, float]] = []
+    metrics: Any = SimpleNamespace(answered=lambda *said: told.append(said))
+    nothing: Any = None
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.sleep(0.01)
+        if status is None:
+            raise ConnectionError("the client has gone")
+        await send({"type": "http.response.start", "status": status})
+
+    async def send(message: Message) -> None:
+        pass
+
+    async def run() -> None:
+        with suppress(ConnectionError):
+            scope = {"type": "http", "method": "GET", "path": "/a", "root_path": ""}
+            await HttpMetrics(app, metrics, ["/a"])(scope, nothing, send)
+
+    asyncio.run(run())
+    ((method, route, found, seconds),) = told
+    assert (method, route, found) == ("GET", "/a", status or 499) and seconds >= 0.01
 
 
 def test_routes_are_named_as_they_are_written() -> None:

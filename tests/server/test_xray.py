@@ -113,7 +113,11 @@ def test_times_between_tokens_that_come_together_first_are_not_known() -> None:
         viewers.advances(SeqUpdate("a", [3, 4, 5], num_steps=3), FinishReason.LENGTH)
         viewers.show(0, sight(random.Random(0), 0).frame)
         told = json.loads(asyncio.run(watcher.get()))["requests"]
-    assert told["gaps"]["num"] == 3 and len(told["waits"]) == 1
+        assert told["gaps"]["num"] == 3 and len(told["waits"]) == 1 and told["num_failed"] == 0
+        for _ in range(2):
+            viewers.advances(SeqUpdate("b"), FinishReason.ERROR)
+            viewers.show(0, sight(random.Random(0), 0).frame)
+        assert json.loads(asyncio.run(watcher.get()))["requests"]["num_failed"] == 2, "all, since the start"
 
 
 def test_each_adapter_has_its_requests() -> None:
