@@ -99,14 +99,14 @@ def packed_gemv(
     return out
 
 
-def gemv_tile(num_in: int, numbers: Numbers, *, is_long: bool = False) -> GemvTile:
+def gemv_tile(num_in: int, numbers: Numbers, bits: int = 4) -> GemvTile:
     """What is fastest for each of Qwen3-8B's products on an H200; long rows of x take more registers.
 
-    Pairs of a table and a long row leave room for few programs.  is_long: codes have 8 bits and one scale a
-    row; of twice as many chunks a layer takes 65 us, of 8 of them 84.
+    Pairs of a table and a long row leave room for few programs.  Integers of 8 bits fill twice as many
+    chunks: with 16 of them, all of 4,096 inputs, a layer takes 65 us, with 8 84, of one scale a row.
     """
     most = 8192 if numbers is Numbers.TABLE else 16_384
-    return GemvTile(4 if num_in <= most else 8, 16 if is_long else 8)
+    return GemvTile(4 if num_in <= most else 8, 16 if (numbers, bits) == (Numbers.INTEGER, 8) else 8)
 
 
 @cache

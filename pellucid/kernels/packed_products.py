@@ -95,8 +95,7 @@ def hopper_tiles(weight: PackedWeight) -> dict[int, Wgmma | GemvTile]:
     shape = weight.num_out, weight.num_in
     tiles: dict[int, Wgmma | GemvTile] = {}
     if rising := most_rows(weight):
-        is_long = weight.bits == 8 and weight.group >= weight.num_in
-        tiles[1] = gemv_tile(weight.num_in, weight.numbers, is_long=is_long)
+        tiles[1] = gemv_tile(weight.num_in, weight.numbers, weight.bits)
     return tiles | {rows: tile_for(rows, *shape, room, weight.bits) for rows in rising}
 
 

@@ -957,6 +957,7 @@ def compile_packed_gemv() -> None:
         (Numbers.E2M1, 4, 16, set()),
         (Numbers.TABLE, 4, 64, {"bias_ptr"}),
         (Numbers.E4M3, 8, 128, set()),
+        (Numbers.INTEGER, 8, 32, set()),
     )
     of_few = [(ends[0], kinds[1]), (ends[0], kinds[3]), (ends[0], kinds[4]), (ends[1], kinds[0])]
     for (num_in, act), (numbers, bits, group, given) in itertools.product(ends, kinds) if ALL else of_few:
@@ -965,7 +966,7 @@ def compile_packed_gemv() -> None:
             has_offset="offset_ptr" in given, group=min(4, group * bits // 64),
         )  # fmt: skip
         constants = {"ASM": assembly, "BITS": bits, "GROUP": group, "NUM_GROUPS": 4096 // group, "K": num_in}
-        tile = gemv_tile(num_in, numbers)
+        tile = gemv_tile(num_in, numbers, bits)
         constants |= {"WARPS": tile.num_warps, "DEPTH": tile.depth}
         pairs = writing_pairs(tuple(range(16)), tile.num_warps) if numbers is Numbers.TABLE else None
         constants["WRITE_PAIRS"] = pairs
