@@ -477,7 +477,7 @@ class Builder:
             prefix = table.sources[0].removesuffix(".weight")
             method = self.context.quantization.tied(self._path(name), prefix)
             assert method is not None, "a head is one matrix"
-            if isinstance(method, MultipliesTable) and isinstance(tied, VocabEmbedding):
+            if isinstance(method, MultipliesTable) and isinstance(tied, VocabEmbedding) and tied.keep:
                 method.table = tied
             if isinstance(method, Unquantized) and table.spec.kept_bits is None:
                 return Linear(shape, method, {"weight": table})

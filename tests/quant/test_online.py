@@ -178,6 +178,7 @@ def test_the_head_is_quantized_where_asked_for_and_a_table_stays(tmp_path: Path,
     )
     head = [m for m in torch_module(quantized.model).modules() if isinstance(m, Linear)][-1]
     assert isinstance(head.method, Int8) and head._parameters["weight"] is None
+    assert head.method.table is None, "a table without codes shares none, and the head's own may be packed"
     (wanted,), (got,) = (
         Harness(each, num_seqs=1, max_len=16).step({0: [1, 2, 3]}) for each in (plain, quantized)
     )
