@@ -31,7 +31,10 @@ def inspected(capsys: pytest.CaptureFixture[str], *args: str) -> dict:
 
 def test_each_kind_of_matrix_is_told(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     coded, _ = write_coded(folder, "awq")
-    rows = {row["names"]: row for row in inspected(capsys, str(coded), "--dtype", "float32")["matrices"]}
+    found = inspected(capsys, str(coded), "--dtype", "float32")
+    assert (found["dtype"], found["activations"]) == ("float32", "bfloat16, float16, float32")
+    assert (found["device"], found["min_capability"]) == ("CPU", "8.0")
+    rows = {row["names"]: row for row in found["matrices"]}
     qkv = rows["q_proj, k_proj, v_proj"]
     assert (qkv["num_matrices"], qkv["num_weights"]) == (6, 2 * 32 * 16)
     assert qkv["stored"] == "awq u4, a scale for each 1 x 8 weights"

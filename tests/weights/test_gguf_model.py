@@ -188,8 +188,18 @@ def test_llama3s_positions_are_recognised(tmp_path: Path, factor: float) -> None
 def test_other_positions_are_keys(tmp_path: Path) -> None:
     yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
     found = model(tmp_path, "qwen2", **yarn, **{"rope.scaling.original_context_length": 128}).config
-    expected = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    expected: dict[str, object] = {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 128,
+    }
     assert found["rope_scaling"] == expected
+    names = {"attn_factor": "attention_factor", "beta_fast": "beta_fast", "beta_slow": "beta_slow"}
+    for value, (theirs, ours) in enumerate(names.items(), 3):
+        yarn[f"rope.scaling.yarn_{theirs}"] = expected[ours] = float(value)
+    found = model(tmp_path, "qwen2", **yarn, **{"rope.scaling.original_context_length": 128}).config
+    assert found["rope_scaling"] == expected
+    assert model(tmp_path, "gemma3", **{"rope.freq_base_swa": 7.0}).config["rope_local_base_freq"] == 7
 
 
 def test_experts_are_one_tensor(tmp_path: Path) -> None:
