@@ -1,18 +1,18 @@
 # A kernel has an argument for each pointer, stride and constant, and its checker is Triton's compiler.
-# ruff: noqa: PLR0913, PLR0915, PLR0917
+# ruff: noqa: PLR0913, PLR0915, PLR0917, SIM102
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 # pyright: reportGeneralTypeIssues=false, reportOptionalCall=false
 # pyright: reportAssignmentType=false, reportAttributeAccessIssue=false
 """Grouped products of experts whose weights are packed, on Hopper GPUs, for any number of rows.
 
-As `packed_hopper.py`, whose way of making numbers of codes this is: one warp copies steps of codes, of their
-scales and of x by the TMA unit, groups of four warps unpack 64 outputs each in registers and multiply them
-with all rows of the tile, or with half of them where its expert has no more.  A program is a tile of rows of
-one expert and a block of its outputs; nobody shares a sum.  Rows of an expert lie side by side in x, since
-the TMA unit copies no others; what else its box holds, other experts' rows, is multiplied for nobody.  Of few
-tokens a tile is a pair, and nothing is sorted.  Down follows gates and ups, and nothing else, so its codes
-are on their way before these have ended; so are those of gates and ups, where the first tiles are the
-experts' own, whatever rows there are.
+As `packed_hopper.py`, whose way of making numbers of codes this is: one warp copies steps of codes and of
+their scales by the TMA unit, and one those of x, groups of four warps unpack 64 outputs each in registers
+and multiply them with all rows of the tile, or with half of them where its expert has no more.  A program is
+a tile of rows of one expert and a block of its outputs; nobody shares a sum.  Rows of an expert lie side by
+side in x, since the TMA unit copies no others; what else its box holds, other experts' rows, is multiplied
+for nobody.  Of few tokens a tile is a pair, and nothing is sorted.  Down follows gates and ups, and nothing
+else, so its codes are on their way before these have ended; so are those of gates and ups, where the first
+tiles are the experts' own, whatever rows there are.
 The reference is `mix_packed_ref`.
 
 Legend: E experts, P pairs, N outputs of an expert, gates and ups by turns of eight, K inputs, G groups.
@@ -195,6 +195,7 @@ def packed_experts_hopper(
         STAGES=tile.stages,
         GATED=act is not None,
         ACT=None if limit is not None else act,
+        ODD=num_tiles % 2,
         REGISTERS=multiplying,
         num_warps=4,
         maxnreg=at_first,
@@ -235,19 +236,15 @@ def place_of(
 
 @gluon.jit
 def copy_rows(
-    x, parts, full, stage, tile, row, num_rows, is_step,
-    ROWS: gl.constexpr, PART: gl.constexpr,
+    x, parts, full, stage, tile, row, is_step,
+    PARTS: gl.constexpr, ROWS: gl.constexpr, PART: gl.constexpr,
 ):  # fmt: skip
-    """Copy those parts of a step of x that have rows.  Of the first one the bytes are expected already."""
-    NUM: gl.constexpr = ROWS // PART
-    for part in gl.static_range(NUM):
-        is_needed = is_step & (part * PART < num_rows)
-        if part > 0:
-            mbarrier.expect(full, 2 * PART * LINE_BYTES, pred=is_needed)
-            mbarrier.arrive(full, pred=is_step & (part * PART >= num_rows))
+    """Copy the first PARTS parts of a step of x."""
+    mbarrier.expect(full, PARTS * 2 * PART * LINE_BYTES, pred=is_step)
+    for part in gl.static_range(PARTS):
         for half in gl.static_range(2):
             at = [row + part * PART, (tile + half) * HALF]
-            copy_box(x, at, full, parts.index((2 * stage + half) * NUM + part), pred=is_needed)
+            copy_box(x, at, full, parts.index((2 * stage + half) * (ROWS // PART) + part), pred=is_step)
 
 
 @gluon.jit
@@ -342,18 +339,17 @@ def copy_steps(
     GATED: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ):  # fmt: skip
-    """The copying warp: codes of the first steps, as many as have room, and their x; then the others.
+    """The warp that copies codes and scales: of the first steps, as many as have room; then of the others.
 
     What is copied for an expert whom no row has chosen, which shows behind the wait, has to come, too.
     """
     x, words, x_parts, w_parts, bars = operands
-    PART: gl.constexpr = x.block_shape[0]
     NUM_TABLES: gl.constexpr = 1 + (tables[1] is not None) + (tables[2] is not None)
     SCALES: gl.constexpr = tables[0].block_shape[0] * LINE_BYTES * NUM_TABLES
-    BYTES: gl.constexpr = 2 * PART * LINE_BYTES + GROUPS * (CODES * BITS // 4 + SCALES)
+    BYTES: gl.constexpr = GROUPS * (CODES * BITS // 4 + SCALES)
     num_steps = (num_tiles + 1) // 2
     for i in gl.static_range(STAGES):
-        mbarrier.init(bars.index(i), count=ROWS // PART)
+        mbarrier.init(bars.index(i), count=2)
         mbarrier.init(bars.index(STAGES + i), count=GROUPS)
     fence_async_shared()
     mbarrier.arrive(bars.index(2 * STAGES))
@@ -384,15 +380,11 @@ def copy_steps(
             words, tables, w_parts, table_parts, bars.index(i), i, 2 * i, first_block, num_tiles, is_step,
             BITS, GROUP, NUM_GROUPS, GROUPS, STAGES,
         )  # fmt: skip
-    if not GATED:
-        wait(DEPENDENT)
-    for i in gl.static_range(STAGES):
-        is_step = (is_anybodys | is_own) & (i < num_steps)
-        num_rows = gl.maximum(end - place, 1)
-        copy_rows(x, x_parts, bars.index(i), i, 2 * i, row, num_rows, is_step, ROWS, PART)
     if IN_TURN:
-        for i in gl.static_range(STAGES):
-            mbarrier.wait(bars.index(i), 0, pred=is_own & (expert == num_experts) & (i < num_steps))
+        if is_own & (expert == num_experts):
+            for i in gl.static_range(STAGES):
+                mbarrier.arrive(bars.index(i), pred=i < num_steps)
+                mbarrier.wait(bars.index(i), 0, pred=i < num_steps)
     if is_anybodys:
         for step in range(STAGES, num_steps):
             stage, tile = step % STAGES, 2 * step
@@ -402,7 +394,51 @@ def copy_steps(
                 words, tables, w_parts, table_parts, bars.index(stage), stage, tile, first_block, num_tiles,
                 True, BITS, GROUP, NUM_GROUPS, GROUPS, STAGES,
             )  # fmt: skip
-            copy_rows(x, x_parts, bars.index(stage), stage, tile, row, end - place, True, ROWS, PART)
+    if not GATED:
+        wait(DEPENDENT)
+
+
+@gluon.jit
+def copy_rows_of_steps(
+    operands, work, num_experts, num_tiles,
+    NUM_BLOCKS: gl.constexpr, TOP_K: gl.constexpr, FEW: gl.constexpr, IN_TURN: gl.constexpr,
+    GATED: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
+    DEPENDENT: gl.constexpr,
+):  # fmt: skip
+    """The warp that copies x, for which down waits: as many parts of each step as have rows."""
+    x, bars = operands[0], operands[4]
+    begin(GATED, DEPENDENT)
+    mbarrier.wait(bars.index(2 * STAGES), 0)
+    expert, _, row, place, end = place_of(
+        work, num_experts, NUM_BLOCKS, GROUPS, TOP_K, FEW, IN_TURN, GATED
+    )  # fmt: skip
+    if not GATED:
+        wait(DEPENDENT)
+    if expert < num_experts:
+        PART: gl.constexpr = x.block_shape[0]
+        NUM: gl.constexpr = ROWS // PART
+        for last in gl.static_range(NUM):
+            has_those = end - place > last * PART
+            if last + 1 < NUM:
+                has_those = has_those & (end - place <= (last + 1) * PART)
+            if has_those:
+                copy_parts(last + 1, operands, row, num_tiles, ROWS, STAGES)
+
+
+@gluon.jit
+def copy_parts(
+    PARTS: gl.constexpr, operands, row, num_tiles, ROWS: gl.constexpr, STAGES: gl.constexpr
+):  # fmt: skip
+    """Of each step as many parts: a number that is known needs no questions at each copy."""
+    x, words, x_parts, w_parts, bars = operands
+    PART: gl.constexpr = x.block_shape[0]
+    num_steps = (num_tiles + 1) // 2
+    for i in gl.static_range(STAGES):
+        copy_rows(x, x_parts, bars.index(i), i, 2 * i, row, i < num_steps, PARTS, ROWS, PART)
+    for step in range(STAGES, num_steps):
+        stage = step % STAGES
+        mbarrier.wait(bars.index(STAGES + stage), (step // STAGES & 1) ^ 1)
+        copy_rows(x, x_parts, bars.index(stage), stage, 2 * step, row, True, PARTS, ROWS, PART)
 
 
 @gluon.jit
@@ -454,11 +490,12 @@ def multiply_rows(
     sizes, expert, block, place, end,
     ASM: gl.constexpr, ADD: gl.constexpr, MIDDLE: gl.constexpr, BITS: gl.constexpr, GROUP: gl.constexpr,
     FEW: gl.constexpr, ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
-    GATED: gl.constexpr, ACT: gl.constexpr, DEPENDENT: gl.constexpr,
+    GATED: gl.constexpr, ACT: gl.constexpr, ODD: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """64 outputs with the first USED rows of the tile.
 
-    While one half of a step is multiplied, the numbers of the next one are made.
+    While one half of a step is multiplied, the numbers of the next one are made.  Of an odd number of tiles
+    the last one is half a step.
     """
     x, words, x_parts, w_parts, bars = operands
     bias_ptr, out_ptr = results
@@ -480,7 +517,7 @@ def multiply_rows(
     w = numbers_of(
         tiles, 2 * own, pairs, HAS_ZERO, HAS_OFFSET, MIDDLE, ASM, ADD, BITS, dtype, OPERAND,
     )  # fmt: skip
-    for step in range(num_steps):
+    for step in range(num_tiles // 2):
         stage, next_stage = step % STAGES, (step + 1) % STAGES
         y = warpgroup_mma(w, rows.index(2 * stage * EACH).permute((1, 0)), y, is_async=True)
         pairs = pairs_of_half(tables, table_parts, own + stage, 2 * step + 1, BITS, GROUP)
@@ -488,8 +525,8 @@ def multiply_rows(
             tiles, 2 * (own + stage) + 1, pairs,
             HAS_ZERO, HAS_OFFSET, MIDDLE, ASM, ADD, BITS, dtype, OPERAND,
         )  # fmt: skip
-        y, w = warpgroup_mma_wait(0, deps=[y, w])
         y = warpgroup_mma(other, rows.index((2 * stage + 1) * EACH).permute((1, 0)), y, is_async=True)
+        y, w = warpgroup_mma_wait(1, deps=[y, w])
         mbarrier.wait(bars.index(next_stage), (step + 1) // STAGES & 1, pred=step + 1 < num_steps)
         pairs = pairs_of_half(tables, table_parts, own + next_stage, 2 * step + 2, BITS, GROUP)
         w = numbers_of(
@@ -498,6 +535,15 @@ def multiply_rows(
         )  # fmt: skip
         y, other = warpgroup_mma_wait(0, deps=[y, other])
         mbarrier.arrive(bars.index(STAGES + stage))
+    if ODD:
+        last = (num_steps - 1) % STAGES
+        pairs = pairs_of_half(tables, table_parts, own + last, 0, BITS, GROUP)
+        w = numbers_of(
+            tiles, 2 * (own + last), pairs,
+            HAS_ZERO, HAS_OFFSET, MIDDLE, ASM, ADD, BITS, dtype, OPERAND,
+        )  # fmt: skip
+        y = warpgroup_mma(w, rows.index(2 * last * EACH).permute((1, 0)), y, is_async=True)
+        y, w = warpgroup_mma_wait(0, deps=[y, w])
     if not GATED:
         wait(DEPENDENT)
     barrier()
@@ -517,7 +563,7 @@ def multiply_tile(
     BITS: gl.constexpr, GROUP: gl.constexpr,
     NUM_BLOCKS: gl.constexpr, TOP_K: gl.constexpr, FEW: gl.constexpr, IN_TURN: gl.constexpr,
     ROWS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
-    GATED: gl.constexpr, ACT: gl.constexpr, DEPENDENT: gl.constexpr,
+    GATED: gl.constexpr, ACT: gl.constexpr, ODD: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """A multiplying group of warps: its 64 outputs with the tile's rows, or half of them if that is all."""
     bars = operands[4]
@@ -531,13 +577,15 @@ def multiply_tile(
             multiply_rows(
                 ROWS // 2, GROUP_OF_WARPS, operands, tables, table_parts, results, work[0], sizes,
                 expert, block, place, end,
-                ASM, ADD, MIDDLE, BITS, GROUP, FEW, ROWS, GROUPS, STAGES, GATED, ACT, DEPENDENT,
+                ASM, ADD, MIDDLE, BITS, GROUP, FEW, ROWS, GROUPS, STAGES,
+                GATED, ACT, ODD, DEPENDENT,
             )  # fmt: skip
         else:
             multiply_rows(
                 ROWS, GROUP_OF_WARPS, operands, tables, table_parts, results, work[0], sizes,
                 expert, block, place, end,
-                ASM, ADD, MIDDLE, BITS, GROUP, FEW, ROWS, GROUPS, STAGES, GATED, ACT, DEPENDENT,
+                ASM, ADD, MIDDLE, BITS, GROUP, FEW, ROWS, GROUPS, STAGES,
+                GATED, ACT, ODD, DEPENDENT,
             )  # fmt: skip
     elif not GATED:
         wait(DEPENDENT)
@@ -575,6 +623,7 @@ def packed_experts_hopper_kernel(
     STAGES: gl.constexpr,
     GATED: gl.constexpr,
     ACT: gl.constexpr,
+    ODD: gl.constexpr,  # 1 of an odd number of tiles of inputs
     REGISTERS: gl.constexpr,  # of a multiplying thread
     DEPENDENT: gl.constexpr,
 ):
@@ -607,15 +656,19 @@ def packed_experts_hopper_kernel(
                 (multiply_tile, (
                     gl.constexpr(0), operands, tables, table_parts, results, work, sizes, ASM, ADD, MIDDLE,
                     BITS, GROUP, NUM_BLOCKS, TOP_K, FEW, IN_TURN, ROWS, GROUPS, STAGES,
-                    GATED, ACT, DEPENDENT,
+                    GATED, ACT, ODD, DEPENDENT,
                 )),
                 (copy_steps, (
                     operands, tables, table_parts, work, num_experts, num_tiles, BITS, GROUP, NUM_GROUPS,
                     NUM_BLOCKS, TOP_K, FEW, IN_TURN, GATED, ROWS, GROUPS, STAGES, DEPENDENT,
                 )),
+                (copy_rows_of_steps, (
+                    operands, work, num_experts, num_tiles,
+                    NUM_BLOCKS, TOP_K, FEW, IN_TURN, GATED, ROWS, GROUPS, STAGES, DEPENDENT,
+                )),
             ],
-            [1],
-            [COPYING],
+            [1, 1],
+            [COPYING, COPYING],
         )  # fmt: skip
     elif GROUPS == 2:
         gl.warp_specialize(
@@ -623,20 +676,24 @@ def packed_experts_hopper_kernel(
                 (multiply_tile, (
                     gl.constexpr(0), operands, tables, table_parts, results, work, sizes, ASM, ADD, MIDDLE,
                     BITS, GROUP, NUM_BLOCKS, TOP_K, FEW, IN_TURN, ROWS, GROUPS, STAGES,
-                    GATED, ACT, DEPENDENT,
+                    GATED, ACT, ODD, DEPENDENT,
                 )),
                 (multiply_tile, (
                     gl.constexpr(1), operands, tables, table_parts, results, work, sizes, ASM, ADD, MIDDLE,
                     BITS, GROUP, NUM_BLOCKS, TOP_K, FEW, IN_TURN, ROWS, GROUPS, STAGES,
-                    GATED, ACT, DEPENDENT,
+                    GATED, ACT, ODD, DEPENDENT,
                 )),
                 (copy_steps, (
                     operands, tables, table_parts, work, num_experts, num_tiles, BITS, GROUP, NUM_GROUPS,
                     NUM_BLOCKS, TOP_K, FEW, IN_TURN, GATED, ROWS, GROUPS, STAGES, DEPENDENT,
                 )),
+                (copy_rows_of_steps, (
+                    operands, work, num_experts, num_tiles,
+                    NUM_BLOCKS, TOP_K, FEW, IN_TURN, GATED, ROWS, GROUPS, STAGES, DEPENDENT,
+                )),
             ],
-            [4, 1],
-            [REGISTERS, COPYING],
+            [4, 1, 1],
+            [REGISTERS, COPYING, COPYING],
         )  # fmt: skip
     else:
         gl.warp_specialize(
@@ -644,23 +701,27 @@ def packed_experts_hopper_kernel(
                 (multiply_tile, (
                     gl.constexpr(0), operands, tables, table_parts, results, work, sizes, ASM, ADD, MIDDLE,
                     BITS, GROUP, NUM_BLOCKS, TOP_K, FEW, IN_TURN, ROWS, GROUPS, STAGES,
-                    GATED, ACT, DEPENDENT,
+                    GATED, ACT, ODD, DEPENDENT,
                 )),
                 (multiply_tile, (
                     gl.constexpr(1), operands, tables, table_parts, results, work, sizes, ASM, ADD, MIDDLE,
                     BITS, GROUP, NUM_BLOCKS, TOP_K, FEW, IN_TURN, ROWS, GROUPS, STAGES,
-                    GATED, ACT, DEPENDENT,
+                    GATED, ACT, ODD, DEPENDENT,
                 )),
                 (multiply_tile, (
                     gl.constexpr(2), operands, tables, table_parts, results, work, sizes, ASM, ADD, MIDDLE,
                     BITS, GROUP, NUM_BLOCKS, TOP_K, FEW, IN_TURN, ROWS, GROUPS, STAGES,
-                    GATED, ACT, DEPENDENT,
+                    GATED, ACT, ODD, DEPENDENT,
                 )),
                 (copy_steps, (
                     operands, tables, table_parts, work, num_experts, num_tiles, BITS, GROUP, NUM_GROUPS,
                     NUM_BLOCKS, TOP_K, FEW, IN_TURN, GATED, ROWS, GROUPS, STAGES, DEPENDENT,
                 )),
+                (copy_rows_of_steps, (
+                    operands, work, num_experts, num_tiles,
+                    NUM_BLOCKS, TOP_K, FEW, IN_TURN, GATED, ROWS, GROUPS, STAGES, DEPENDENT,
+                )),
             ],
-            [4, 4, 1],
-            [REGISTERS, REGISTERS, COPYING],
+            [4, 4, 1, 1],
+            [REGISTERS, REGISTERS, COPYING, COPYING],
         )  # fmt: skip

@@ -163,8 +163,9 @@ def tile_for(num_rows: int, num_out: int, num_in: int, num_multiprocessors: int,
 def doubled(pair):
     """An int32 of two 16-bit numbers as two int32, each of one of them twice."""
     return gl.inline_asm_elementwise(
-        "prmt.b32 $0, $2, $2, 0x1010; prmt.b32 $1, $2, $2, 0x3232;",
-        "=r,=r,r",
+        # In words that a multiplication can take halves of, without an instruction.
+        "{ .reg .b16 lo, hi; mov.b32 {lo, hi}, $2; mov.b32 $0, {lo, lo}; mov.b32 $1, {hi, hi}; }",
+        "=&r,=&r,r",
         [pair],
         dtype=(gl.int32, gl.int32),
         is_pure=True,

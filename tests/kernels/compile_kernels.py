@@ -1043,7 +1043,7 @@ def compile_packed_experts_hopper() -> None:
             "GROUPS": tile.groups,
             "STAGES": tile.stages,
         }
-        constants |= {"GATED": num_blocks == 90, "ACT": None}
+        constants |= {"GATED": num_blocks == 90, "ACT": None, "ODD": num_blocks == 90}
         constants |= dict.fromkeys({"zeros", "offsets", "bias_ptr"} - given)
         at_first, constants["REGISTERS"] = registers_of_experts(tile)
         made = compiled(packed_experts_hopper_kernel, types, constants, num_warps=4, maxnreg=at_first)

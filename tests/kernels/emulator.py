@@ -725,6 +725,9 @@ def executed(assembly: str, num_results: int, inputs: Sequence[Tensor]) -> list[
             }[kind]  # fmt: skip
             dtype = torch.bfloat16 if type == "bf16x2" else torch.float16
             places[target] = in_halves(operate, dtype, first, *others)
+        elif len(names) == 3 and kind == "mov" and not rest.lstrip().startswith("{"):  # together
+            low, high = (of(name) & 0xFFFF for name in names[1:])
+            places[target] = low | high << 16
         elif len(names) == 3 and kind == "mov":  # apart
             for name, half in zip(names, halves(of(others[0])), strict=False):
                 places[name] = half.view(torch.uint16).long()

@@ -170,7 +170,11 @@ def played(monkeypatch: pytest.MonkeyPatch, *faults: tuple[str, str], seed: int 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize(
     ("kind", "num_tokens", "gating"),
-    [(MXFP4, 2, CLAMPED), (MXFP4, 9, SILU), (KINDS[1], 40, SILU), (KINDS[5], 6, CLAMPED)],
+    [
+        *((MXFP4, 1, CLAMPED), (MXFP4, 2, CLAMPED), (MXFP4, 9, SILU)),
+        *((KINDS[1], 40, SILU), (KINDS[5], 6, CLAMPED)),
+        pytest.param(MXFP4, 512, SILU, marks=pytest.mark.matrix),
+    ],
     ids=str,
 )
 def test_hoppers_kernel_matches_where_it_is_played(
@@ -180,6 +184,18 @@ def test_hoppers_kernel_matches_where_it_is_played(
     experts = make(kind, 3, 136, 48, torch.bfloat16, biased=True)
     assert (experts.down.raised > 0) == (kind == MXFP4)
     assert_mixed_alike(rows(num_tokens, 136, torch.bfloat16), choose(num_tokens, 3, 2), experts, gating)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("counts", [(40, 24), (10, 54), (100, 60)])
+def test_of_a_tile_as_many_rows_are_copied_and_multiplied_as_its_expert_has(
+    monkeypatch: pytest.MonkeyPatch, counts: tuple[int, int]
+) -> None:
+    """Tiles of 64 and of 128 rows, in one to four parts; of inputs two tiles, and one."""
+    played(monkeypatch)
+    ids = torch.arange(2, dtype=torch.int32).repeat_interleave(torch.tensor(counts))[:, None]
+    x, chosen = rows(sum(counts), 128, torch.bfloat16), Chosen(ids, torch.rand(len(ids), 1))
+    assert_mixed_alike(x, chosen, make(MXFP4, 2, 128, 48, torch.bfloat16), SILU)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -194,8 +210,12 @@ def test_codes_that_were_copied_for_nobody_are_waited_for(monkeypatch: pytest.Mo
 FAULTS = {
     "another expert's codes": ("first_block = known * NUM_BLOCKS + block", "first_block = block"),
     "copies do not wait for room": (
-        "mbarrier.wait(bars.index(STAGES + stage), (step // STAGES & 1) ^ 1)",
-        "",
+        "mbarrier.wait(bars.index(STAGES + stage), (step // STAGES & 1) ^ 1)\n            mbarrier.expect",
+        "mbarrier.expect",
+    ),
+    "x does not wait for room": (
+        "mbarrier.wait(bars.index(STAGES + stage), (step // STAGES & 1) ^ 1)\n        copy_rows",
+        "copy_rows",
     ),
     "rows of the next expert": ("is_own = at < end", "is_own = at < place + rows"),
 }
