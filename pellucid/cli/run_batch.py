@@ -56,14 +56,14 @@ async def _run(llm: AsyncLLM, options: ServeOptions, lines: TextIO, output: Text
     from pellucid.server.batch import run_batch
 
     server = make_server(llm, options)
-    num, failures = 0, list[str]()
+    num, num_failed, first = 0, 0, ""
     at_once = llm.resolved.max_num_seqs * 4
     async for line in run_batch(make_app(server), lines, at_once=min(at_once, options.max_waiting)):
         output.write(line + "\n")
         num += 1
         if not line.endswith('"error": null}'):
-            failures.append(line)
+            num_failed, first = num_failed + 1, first or line
     await server.preprocessor.shutdown()
-    if failures:
-        sys.stderr.write(f"{len(failures)} of {num} requests failed, the first with {failures[0]:.500}\n")
-    return int(bool(failures))
+    if num_failed:
+        sys.stderr.write(f"{num_failed} of {num} requests failed, the first with {first:.500}\n")
+    return int(num_failed > 0)
