@@ -75,6 +75,7 @@ def test_the_scheduler_does_the_same_again(tmp_path: Path) -> None:
     assert facts(again) == facts(before) and again.seconds == pytest.approx(before.seconds, rel=1e-3)
     assert again.waits == pytest.approx(before.waits, abs=1e-4)
     assert again.gaps == pytest.approx(before.gaps, abs=1e-4)
+    assert again.kv_peak == pytest.approx(before.kv_peak, abs=1e-4) and before.kv_peak > 0
 
 
 def test_other_limits_have_other_outcomes(tmp_path: Path) -> None:
@@ -107,6 +108,21 @@ def test_requests_come_when_they_came_and_in_their_order(tmp_path: Path) -> None
     plain, late, urgent = again(), again(arrival=50.0), again(priority=-1)
     assert 50 < late.seconds < 51 and max(late.waits) < max(plain.waits)
     assert urgent.waits[1] - urgent.waits[0] > plain.waits[1] - plain.waits[0]
+
+
+def test_a_target_for_times_between_tokens_cuts_prompts_beside_streams(tmp_path: Path) -> None:
+    record(tmp_path / "trace")
+    recorded = read_trace(tmp_path / "trace")
+    cost = StepCost(recorded.steps)
+    roomy = replace(recorded.engine.options, max_model_len=4096, max_num_batched_tokens=2048)
+
+    def steps(target_itl_ms: float | None, *, is_streamed: bool = True) -> int:
+        facts: Any = {"is_streamed": is_streamed, "prompt_len": 1000}
+        requests = [msgspec.structs.replace(each, **facts) for each in recorded.requests]
+        asked = replace(recorded, requests=requests)
+        return replay(asked, cost, options=roomy, num_pages=2000, target_itl_ms=target_itl_ms).num_steps
+
+    assert steps(10.0) > steps(None) and steps(10.0, is_streamed=False) == steps(None)
 
 
 def test_what_an_engine_did_is_there_when_it_is_killed(tmp_path: Path) -> None:
