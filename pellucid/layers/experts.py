@@ -92,6 +92,10 @@ class Router(nn.Module):
             uniform=self._chances(fwd, is_whole=is_whole) if self.is_uniform else None,
         )
 
+    def has_few_rows(self, dtype: torch.dtype) -> bool:
+        """Whether few rows of activations of `dtype` have a kernel of their own."""
+        return self.leaf.logit_parts is not None and dtype.itemsize == 2
+
     def _logits(self, x: Tensor, fwd: ForwardInput) -> Tensor | Parts:
         """Of x [T, D], for `route`."""
         linear, logit_parts = self.linear, self.leaf.logit_parts

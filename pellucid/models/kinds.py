@@ -20,6 +20,7 @@ from pellucid.weights.decoded import describe, paths_of
 from pellucid.weights.source import Header
 
 GIB = 1 << 30
+ROUTER = "the router's kernel for few rows, torch's product for the rest"
 
 
 @dataclass(slots=True)
@@ -96,10 +97,12 @@ def tied_heads(model: torch.nn.Module) -> Iterator[Kind]:
 
 def matrices(model: torch.nn.Module) -> Iterator[tuple[str, str, Weight]]:
     """Of each layer with a matrix: what its parts are called, what multiplies it, its weight."""
-    seen = set[int]()
+    seen, routers = set[int](), set[int]()
     for layer in model.modules():
         if isinstance(layer, Experts):
             yield from experts_of(layer)
+            if layer.router.has_few_rows(layer.dtype):
+                routers.add(id(layer.router.linear))
         if isinstance(layer, LatentAttention):
             served = f"{name_of(layer.kv_b.dtype)}: attention's own products, which take plain numbers"
             yield "kv_b_proj", served, layer.kv_b
@@ -110,7 +113,8 @@ def matrices(model: torch.nn.Module) -> Iterator[tuple[str, str, Weight]]:
             continue
         seen.add(id(weight))
         names = ", ".join(name.removesuffix(".weight").rpartition(".")[2] for name in weight.parts())
-        yield names, served_by(layer), weight
+        served = f"{name_of(weight.dtype)}: {ROUTER}" if id(layer) in routers else served_by(layer)
+        yield names, served, weight
 
 
 def served_by(layer: Linear | VocabEmbedding) -> str:

@@ -11,10 +11,12 @@ import torch
 
 from pellucid.cli.main import main
 from pellucid.config import ModelConfig
+from pellucid.layers.leaf import FUSED, PLAIN, Leaf
 from pellucid.models.build import design
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.inspect import inspect
-from pellucid.models.loader import weights_of
+from pellucid.models.kinds import ROUTER, kinds_of
+from pellucid.models.loader import torch_module, weights_of
 from pellucid.quant.products import plain_product
 from pellucid.quant.quantization import KEPT
 from pellucid.quant.unquantized import can_pack, multiplies_bfloat16
@@ -52,6 +54,15 @@ def test_no_matrix_is_left_out(shape: str) -> None:
     biases = sum(weight.numel() for weight in weights_of(model) if weight.sources[0].endswith("_bias"))
     kinds = inspect(checkpoint, CPU, dtype=torch.bfloat16)
     assert sum(kind.num_weights for kind in kinds) == whole - biases
+
+
+@pytest.mark.parametrize(("leaf", "served"), [(PLAIN, "torch's product"), (FUSED, ROUTER)])
+def test_a_router_that_has_a_kernel_is_said_to_have_one(leaf: Leaf, served: str) -> None:
+    checkpoint = Checkpoint.open(ModelConfig(model="shape:deepseek-v2-lite", load_format="dummy"))
+    options = replace(OPTIONS, dtype=torch.bfloat16, leaf=leaf)
+    model = torch_module(design(checkpoint, CPU, options).model)
+    found = {kind.names: kind.served for kind in kinds_of(model, {}, {}, options.dtype)}
+    assert found["gate"] == f"float32: {served}"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
