@@ -99,7 +99,7 @@ class Router(nn.Module):
     def _logits(self, x: Tensor, fwd: ForwardInput) -> Tensor | Parts:
         """Of x [T, D], for `route`."""
         linear, logit_parts = self.linear, self.leaf.logit_parts
-        is_adapted = not self.is_wide and linear.lora is not None and fwd.adapters_of(x) is not None
+        is_adapted = linear.lora is not None and fwd.adapters_of(x) is not None
         parts = None
         if logit_parts is not None and not is_adapted:
             parts = logit_parts(x, linear.param("weight"), linear.bias)
