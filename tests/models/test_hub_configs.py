@@ -139,6 +139,11 @@ def test_null_is_not_the_familys_default(name: str, field: str, value: object) -
         ("gemma-2-2b", {"attn_logit_softcapping": 0.0}, "attn_logit_softcapping .* must be above 0"),
         ("granite-3.3-8b-instruct", {"logits_scaling": 0}, "logits_scaling .* is 0.0, must be above 0"),
         ("qwen2.5-0.5b-instruct", {"layer_types": ["chunked_attention"] * 24}, "24 of .'chunked_attention'"),
+        ("deepseek-v2-chat", {"topk_method": "noaux_tc"}, "topk_method .* is 'noaux_tc', must be 'greedy'"),
+        ("deepseek-v3", {"moe_layer_freq": 2}, "moe_layer_freq .* is 2, must be 1"),
+        ("deepseek-v3", {"mlp_layer_types": ["dense"]}, "mlp_layer_types .* 61 times"),
+        ("olmoe-1b-7b", {"clip_qkv": 8.0}, "clip_qkv .* is 8.0, which is not supported"),
+        ("smollm3-3b", {"no_rope_layers": [1, 0]}, "no_rope_layers .* has 2 entries for 36 layers"),
     ],
 )
 def test_what_nobody_computes_is_refused(name: str, changes: dict[str, object], words: str) -> None:

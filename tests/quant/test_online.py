@@ -41,6 +41,13 @@ def test_a_mapping_names_kinds_layers_and_what_stays_plain() -> None:
         assert found.method((layer.format(0, "up_proj"), layer.format(1, "up_proj")), "linear") is None
 
 
+def test_experts_of_a_layer_are_quantized_alike_or_refused() -> None:
+    found = online({"experts": "int4", "re:.*down_proj": "nf4"})
+    assert found is not None
+    with pytest.raises(ValueError, match=r"mlp.up and others, .* in several ways: int4, nf4; name them all"):
+        found.experts(("mlp.up",), ("mlp.down_proj",))
+
+
 def test_a_name_is_for_all_layers_but_the_head() -> None:
     found = online("mxfp4")
     assert found is not None

@@ -439,6 +439,14 @@ REFUSALS = [
         "dynamic True, by 'tensor'",
     ),
     (ct(pack(4, type="float"), format="float-quantized"), "float-quantized of floats of 4 bits"),
+    (
+        ct(pack(8, type="float", symmetric=False), format="float-quantized"),
+        "float-quantized weights with zero points, .*: only integers have them",
+    ),
+    (
+        ct(pack(4) | {"input_activations": {"num_bits": 8, "type": "float", "symmetric": False}}),
+        "activations of type 'float' with 8 bits and zero points, .*: only integers have them",
+    ),
     (ct(pack(4), sparsity_config={"format": "sparse-bitmask"}), "sparsity of format 'sparse-bitmask'"),
     (ct(pack(4), sparsity_config={"format": "sparse-24-bitmask", "ignore": ["x"]}), "sparse or quantized"),
     ({"quant_method": "fp8", "activation_scheme": "odd"}, "activation_scheme 'odd'"),
@@ -481,6 +489,15 @@ def test_refusals_that_need_the_files() -> None:
     metadata = {f"{UP}.weight": json.dumps({"_type": "Int4Tensor", "_data": {}})}
     with pytest.raises(ValueError, match="torchao's Int4Tensor, which is not served: there are Int8Tensor"):
         read({"quant_method": "torchao"}, metadata=metadata)
+    tensors = {f"{UP}._weight_qdata": Info((4, 4), "F8_E4M3")}
+    for data, words in (
+        ({"float8_dtype": "float8_e5m2"}, "torchao's float8_e5m2, .*: there is float8_e4m3fn"),
+        ({"block_size": [1]}, r"block_size in .* is \[1\], must be two numbers"),
+        ({"block_size": [1, 4], "activation_quantization": "odd"}, "activations by torchao's 'odd'"),
+    ):
+        metadata = {f"{UP}.weight": json.dumps({"_type": "Float8Tensor", "_data": data})}
+        with pytest.raises(ValueError, match=words):
+            read({"quant_method": "torchao"}, metadata=metadata, tensors=tensors)
     metadata = {f"{UP}.weight": json.dumps({"_type": "Int8Tensor", "_data": {"block_size": [1, 4]}})}
     with pytest.raises(ValueError, match="torchao's Int8Tensor without .*up_proj._weight_qdata"):
         read({"quant_method": "torchao"}, metadata=metadata)
