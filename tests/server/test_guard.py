@@ -94,6 +94,24 @@ def test_what_a_key_has_under_way_is_counted_on_the_way_to_routes(method: str, m
     assert mine.num_under_way == other.num_under_way == server.num_requests == 0
 
 
+def test_while_a_server_drains_nothing_reaches_a_route() -> None:
+    """Also on a connection from before."""
+    statuses, never = list[int](), cast(Any, None)
+    server: Any = SimpleNamespace(options=ServeOptions(), is_draining=True, num_requests=0)
+
+    async def send(message: Message) -> None:
+        statuses.extend([message["status"]] if "status" in message else [])
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError("it is answered")
+
+    headers = [(b"host", b"localhost")]
+    for method, path in (("POST", "/v1/completions"), ("GET", "/health")):
+        scope = {"type": "http", "method": method, "path": path, "headers": headers, "client": ("a", 1)}
+        asyncio.run(Guard(app, server, Keys([]))(scope, never, send))
+    assert statuses == [503, 503]
+
+
 def test_what_goes_on_in_the_background_is_under_way_for_its_key() -> None:
     key, done = Key("alice", b"first", max_requests=1), asyncio.Event()
     server: Any = SimpleNamespace(options=ServeOptions(), is_draining=False, num_requests=0)

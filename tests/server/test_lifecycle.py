@@ -185,7 +185,7 @@ def _check_waiting(server: Running) -> None:
 
 def _check_drain(server: Running) -> None:
     running_one = Client(server, stream=True)
-    idle, late = (httpx.Client(base_url=server.url, timeout=PATIENCE) for _ in range(2))
+    idle = httpx.Client(base_url=server.url, timeout=PATIENCE)
 
     def refuses() -> bool:
         try:
@@ -195,12 +195,9 @@ def _check_drain(server: Running) -> None:
 
     running_one.start()
     with server.held(lambda: server.metric("vllm:num_requests_running") == 1):
-        assert not refuses() and late.get("/version").status_code == 200
+        assert not refuses()
         server.process.send_signal(signal.SIGTERM)
         eventually(refuses)
-        headers = {"Authorization": "Bearer first"}
-        reply = late.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers=headers)
-        assert reply.status_code == 503 and "shutting down" in reply.text, "on a line that was there before"
     running_one.join(PATIENCE)
     assert running_one.text.endswith("data: [DONE]\n\n") and '"finish_reason":"length"' in running_one.text
     assert server.process.wait(PATIENCE) == 0
