@@ -20,6 +20,7 @@ from pellucid.models.loader import torch_module, weights_of
 from pellucid.quant.products import plain_product
 from pellucid.quant.quantization import KEPT
 from pellucid.quant.unquantized import can_pack, multiplies_bfloat16
+from pellucid.weights.source import Shards
 from tests.models.conftest import Folder
 from tests.models.harness import CPU
 from tests.models.test_coded import write_coded
@@ -31,9 +32,14 @@ def inspected(capsys: pytest.CaptureFixture[str], *args: str) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-def test_each_kind_of_matrix_is_told(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_kind_of_matrix_is_told(
+    folder: Folder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     coded, _ = write_coded(folder, "awq")
+    read = list[str]()
+    monkeypatch.setattr(Shards, "read", lambda _, name: read.append(name))
     found = inspected(capsys, str(coded), "--dtype", "float32")
+    assert read == []
     assert (found["dtype"], found["activations"]) == ("float32", "bfloat16, float16, float32")
     assert (found["device"], found["min_capability"]) == ("CPU", "8.0")
     rows = {row["names"]: row for row in found["matrices"]}
