@@ -25,7 +25,7 @@ CONSTANT = (
 # They leave it to `copy_first`, for which all others of a program wait, or to `begin`, of experts.
 DELEGATES = (
     *("hopper_matmul_kernel", "packed_hopper_kernel", "copy_steps", "multiply_steps"),
-    *("packed_experts_hopper_kernel", "begin", "multiply_tile", "multiply_rows"),
+    *("packed_experts_hopper_kernel", "begin", "copy_rows_of_steps", "multiply_tile", "multiply_rows"),
 )
 
 

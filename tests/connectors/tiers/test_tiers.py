@@ -153,6 +153,7 @@ def test_what_is_another_models_or_in_another_form_is_not_looked_into(tiny: Path
     options["dtype"] = "bfloat16"
     llm = make_llm(tiny, **options)
     answers(llm, PROMPTS[:1])
+    settle(llm)
     llm.shutdown()
     other = write_checkpoint(tmp_path / "other", seed=1)
     for model, change, num in (
