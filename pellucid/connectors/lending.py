@@ -19,9 +19,8 @@ class Transfer:
     num_cached: int = 0  # tokens before these blocks
     num_tokens: int = 0  # tokens up to the end of these blocks
     digests: list[bytes] = field(default_factory=list[bytes])  # one a block
-    origin: object = (
-        None  # of a load: prefix, tokens, and the first block's place, as `KVManager.publish` says them
-    )
+    # Of a load: prefix, tokens, and the first block's place, as `KVManager.publish` says them.
+    origin: object = None
     # [blocks, pages of a block], those of a kind side by side; 0 is not there: a window does not reach it.
     pages: Pages = field(default_factory=lambda: np.zeros((0, 1), dtype=np.int32))
     meta: object = None  # the connector's own

@@ -8,9 +8,9 @@ A program holds the whole weights of its outputs in registers, and asks for them
 kernel ahead.  Rows that are not rounded yet and are to have one scale it rounds itself, as round_rows does,
 for every program anew: that is less than what another launch takes.  Products of FP8 numbers are exact, and
 sums are float32: of each thread's neighbouring inputs, which scales of groups are multiplied with before all
-are added up.  How a row is summed up depends on the tile alone.  Integers are multiplied four at a time, and
-their sums are exact.  Of FP8 with 6,144 x 4,096 weights an H200 takes
-8.6 us for a row, rounding included, and 26 us with 24,576 x 4,096 (3.8 TB/s).
+are added up.  How a row is summed up depends on the tile alone.  Integers are multiplied four at a time,
+and their sums are exact.  Of FP8 with 6,144 x 4,096 weights an H200 takes 8.6 us for a row, rounding
+included, and 26 us with 24,576 x 4,096 (3.8 TB/s).
 
 Legend: M rows, N outputs, K inputs, G groups of inputs that share a scale.
 """

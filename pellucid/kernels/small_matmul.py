@@ -7,9 +7,8 @@
 Sums are float32.  How a row is summed up depends on the tile alone, neither on the other rows' values nor on
 their number, so rows computed with one tile have the same bits in any company.  Split-K multiplies FP8 (e4m3)
 with FP8, too, with scales of rows and outputs, or of each of their groups, and INT8 with INT8, whose sums are
-exact; bytes_gemv.py has the GEMV.  Of sums
-of FP8 products tensor cores keep about 14 bits, so those of a tile are then scaled, where there are groups,
-and added up in float32.
+exact; bytes_gemv.py has the GEMV.  Of sums of FP8 products tensor cores keep about 14 bits, so those of a
+tile are then scaled, where there are groups, and added up in float32.
 A gated product computes act(gate) * up of a W = [gate; up], in whose stead no gate has to be launched.
 
 Launched while the kernel before them still runs (dependent.py), programs first ask for their part of W.

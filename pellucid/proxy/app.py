@@ -209,10 +209,10 @@ def build_app(fleet: Fleet) -> Starlette:
     routes += [Route(path, proxy.pass_on, methods=["POST"]) for path in COUNTED]
     routes.append(Route("/health", proxy.health))
 
-    def nowhere(request: Request, error: Exception) -> Response:
+    def refuse(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         paths = ", ".join(route.path for route in routes)
         message = f"{request.method} {request.url.path}: {error.detail}; the router has {paths}"
         return failure(error.status_code, message)
 
-    return Starlette(routes=routes, lifespan=life, exception_handlers={HTTPException: nowhere})
+    return Starlette(routes=routes, lifespan=life, exception_handlers={HTTPException: refuse})

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pellucid.kernels.round_rows import Rounded, Rounding, round_rows, round_rows_ref
 from pellucid.kernels.scaled_matmul import scaled_matmul, scaled_matmul_ref
-from pellucid.quant.base import LinearLayer
+from pellucid.quant.base import LinearLayer, LinearShape
 from pellucid.quant.products import Multiplier, Product
 
 BLOCK = 128  # outputs, and inputs
@@ -110,6 +110,31 @@ class BytesProduct:
         weight, weight_scale = layer.param("weight"), layer.param("weight_scale")
         y = self.multiply(x, x_scale, weight, weight_scale, block=self.block, dtype=dtype)
         return y if layer.bias is None else y + layer.bias
+
+
+class OfBytes:
+    """What methods have in common whose product, once weights are loaded, is a `BytesProduct`."""
+
+    _choice: Product | None = None
+    _product: BytesProduct | None = None
+
+    def takes_rounded(self, shape: LinearShape) -> bool:
+        assert self._choice is not None, "choose() was not called"
+        return self._choice.rounds
+
+    def rounding(self) -> Rounding:
+        return self._loaded.rounding
+
+    def apply_rounded(self, layer: LinearLayer, x: Rounded) -> Tensor:
+        return self._loaded.of_rounded(layer, x)
+
+    def gate_rounded(self, layer: LinearLayer, x: Rounded, act: str) -> Tensor | None:
+        return self._loaded.few(x, layer, act)
+
+    @property
+    def _loaded(self) -> BytesProduct:
+        assert self._product is not None, "finish() was not called after loading"
+        return self._product
 
 
 def few_rows(weight: Tensor, rounding: Rounding) -> Few:

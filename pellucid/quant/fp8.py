@@ -16,7 +16,6 @@ from pellucid.forward import ForwardInput
 from pellucid.kernels.round_rows import (
     BY_ROWS,
     FP8,
-    Rounded,
     Rounding,
     may_be_shared,
     rounded_bytes_ref,
@@ -35,7 +34,7 @@ from pellucid.quant.base import (
     matrix,
     slice_of,
 )
-from pellucid.quant.bytes_product import BytesProduct
+from pellucid.quant.bytes_product import BytesProduct, OfBytes
 from pellucid.quant.products import Product, fp8_product
 from pellucid.quant.rounding import in_slices
 from pellucid.quant.tables import rows_in
@@ -58,13 +57,11 @@ class Fp8Format:
     scale_name: str = "weight_scale"
 
 
-class Fp8:
+class Fp8(OfBytes):
     """FP8 weights from a checkpoint."""
 
     def __init__(self, format: Fp8Format) -> None:
         self.format = format
-        self._choice: Product | None = None
-        self._product: BytesProduct | None = None
 
     def choose(self, shape: LinearShape, platform: Platform) -> Product:
         is_static = self.format.activations == "static"
@@ -98,24 +95,10 @@ class Fp8:
         self._product = BytesProduct(layer, weight, scale, self._choice, rounding)
 
     def apply(self, layer: LinearLayer, x: Tensor, fwd: ForwardInput | None) -> Tensor:
-        assert self._product is not None, "finish() was not called after loading"
-        return self._product(layer, x)
+        return self._loaded(layer, x)
 
     def takes_rounded(self, shape: LinearShape) -> bool:
-        assert self._choice is not None, "choose() was not called"
-        return self._choice.rounds and may_be_shared(self.format.block and self._block(shape))
-
-    def rounding(self) -> Rounding:
-        assert self._product is not None, "finish() was not called after loading"
-        return self._product.rounding
-
-    def apply_rounded(self, layer: LinearLayer, x: Rounded) -> Tensor:
-        assert self._product is not None, "finish() was not called after loading"
-        return self._product.of_rounded(layer, x)
-
-    def gate_rounded(self, layer: LinearLayer, x: Rounded, act: str) -> Tensor | None:
-        assert self._product is not None, "finish() was not called after loading"
-        return self._product.few(x, layer, act)
+        return super().takes_rounded(shape) and may_be_shared(self.format.block and self._block(shape))
 
     def _block(self, shape: LinearShape) -> int:
         return inputs_of(shape, self.format.block)
@@ -182,13 +165,11 @@ def scale_of_inputs(shape: LinearShape) -> ParamSpec:
     return ParamSpec(shape=parts, dtype=torch.float32, place=ScalarPerPart(), fill="near_one")
 
 
-class QuantizedWhenLoaded:
+class QuantizedWhenLoaded(OfBytes):
     """Plain weights that become FP8 once they are loaded, with a scale for each output."""
 
     def __init__(self) -> None:
         self.table: HoldsCodes | None = None
-        self._choice: Product | None = None
-        self._product: BytesProduct | None = None
 
     def choose(self, shape: LinearShape, platform: Platform) -> Product:
         self._choice = fp8_product(shape, platform, block=shape.in_features)
@@ -205,20 +186,4 @@ class QuantizedWhenLoaded:
         self._product = BytesProduct(layer, rounded, scale, self._choice, BY_ROWS)
 
     def apply(self, layer: LinearLayer, x: Tensor, fwd: ForwardInput | None) -> Tensor:
-        assert self._product is not None, "finish() was not called after loading"
-        return self._product(layer, x)
-
-    def takes_rounded(self, shape: LinearShape) -> bool:
-        assert self._choice is not None, "choose() was not called"
-        return self._choice.rounds
-
-    def rounding(self) -> Rounding:
-        return BY_ROWS
-
-    def apply_rounded(self, layer: LinearLayer, x: Rounded) -> Tensor:
-        assert self._product is not None, "finish() was not called after loading"
-        return self._product.of_rounded(layer, x)
-
-    def gate_rounded(self, layer: LinearLayer, x: Rounded, act: str) -> Tensor | None:
-        assert self._product is not None, "finish() was not called after loading"
-        return self._product.few(x, layer, act)
+        return self._loaded(layer, x)

@@ -21,13 +21,13 @@ from torch.nn import functional as F
 
 from pellucid.forward import ForwardInput
 from pellucid.kernels.packed_weight import GroupCodes
-from pellucid.kernels.round_rows import Rounded, Rounding
+from pellucid.kernels.round_rows import Rounding
 from pellucid.kernels.scaled_matmul import scaled_matmul
 from pellucid.native.library import library, serves
 from pellucid.native.matrix import NativeMatrix, in_int8
 from pellucid.platform import Platform
 from pellucid.quant.base import HoldsCodes, LinearLayer, LinearShape, ParamSpec, kept_in_bytes, matrix
-from pellucid.quant.bytes_product import BytesProduct
+from pellucid.quant.bytes_product import BytesProduct, OfBytes
 from pellucid.quant.codes import ROW, S8, Codes, Scales
 from pellucid.quant.fp8 import OutputScales, scale_of_inputs
 from pellucid.quant.packed import Gates, Multiply, group_codes, product_of
@@ -52,17 +52,15 @@ class Int8Format:
     activations: Literal["plain", "dynamic", "static"] = "plain"
 
 
-class Int8:
+class Int8(OfBytes):
     """One matrix [out, in] of INT8 and a scale for each row.  stored: the checkpoint has them."""
 
     def __init__(self, stored: Int8Format | None = None) -> None:
         self.stored = stored
         self.activations = "plain" if stored is None else stored.activations
         self.table: HoldsCodes | None = None
-        self._choice: Product | None = None
         self._multiply: Multiply | None = None
-        self._native: NativeMatrix | None = None  # in the stead of it
-        self._rounded: BytesProduct | None = None  # or this
+        self._native: NativeMatrix | None = None  # in the stead of it, or `_product`
 
     def choose(self, shape: LinearShape, platform: Platform) -> Product:
         is_cpu = platform.device == "cpu"
@@ -108,7 +106,7 @@ class Int8:
             # The parts see the same inputs; the largest of their scales loses none of them.
             static = layer.param("input_scale").max() if self.activations == "static" else None
             rounding = Rounding(static=static, dtype=torch.int8)
-            self._rounded = BytesProduct(layer, weight, scale[:, None], self._choice, rounding)
+            self._product = BytesProduct(layer, weight, scale[:, None], self._choice, rounding)
         elif multiplier is Multiplier.UNPACKED:
             parts = parts_of(weight.detach(), scale.detach(), layer.shape)
             self._multiply = product_of(parts, layer.shape.dtype, self._choice)
@@ -116,8 +114,8 @@ class Int8:
             self._multiply = MULTIPLY[multiplier](weight, scale)
 
     def apply(self, layer: LinearLayer, x: Tensor, fwd: ForwardInput | None) -> Tensor:
-        if self._rounded is not None:
-            return self._rounded(layer, x)
+        if self._product is not None:
+            return self._product(layer, x)
         if self._native is not None:
             return self._native(x)
         assert self._multiply is not None, "finish() was not called after loading"
@@ -131,22 +129,6 @@ class Int8:
             return None
         y = self._multiply.gated(x.reshape(-1, x.shape[-1]), act, layer.bias)
         return None if y is None else y.view(*x.shape[:-1], y.shape[-1])
-
-    def takes_rounded(self, shape: LinearShape) -> bool:
-        assert self._choice is not None, "choose() was not called"
-        return self._choice.rounds
-
-    def rounding(self) -> Rounding:
-        assert self._rounded is not None, "finish() was not called after loading"
-        return self._rounded.rounding
-
-    def apply_rounded(self, layer: LinearLayer, x: Rounded) -> Tensor:
-        assert self._rounded is not None, "finish() was not called after loading"
-        return self._rounded.of_rounded(layer, x)
-
-    def gate_rounded(self, layer: LinearLayer, x: Rounded, act: str) -> Tensor | None:
-        assert self._rounded is not None, "finish() was not called after loading"
-        return self._rounded.few(x, layer, act)
 
 
 def parts_of(weight: Tensor, scale: Tensor, shape: LinearShape) -> list[GroupCodes]:

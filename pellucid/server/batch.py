@@ -44,10 +44,8 @@ async def _answer(app: ASGIApp, line: str) -> str:
         response, failure = None, {"message": f"the line is no request: {error}", "type": "BadRequestError"}
     except Exception as error:
         logger.exception("request %r has had no answer", custom_id)
-        response, failure = (
-            None,
-            {"message": f"the server has failed: {error}", "type": "InternalServerError"},
-        )
+        failure = {"message": f"the server has failed: {error}", "type": "InternalServerError"}
+        response = None
     made = {
         "id": f"pellucid-{uuid.uuid4().hex}",
         "custom_id": custom_id,
