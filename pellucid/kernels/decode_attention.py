@@ -207,6 +207,32 @@ def takes_lines(q: Tensor, kv_cache: Tensor, rows: PagedRows) -> bool:
     return holds_tiles and takes_columns(q, kv_cache, rows) and has_lines(q, kv_cache)
 
 
+class Work(NamedTuple):
+    """What programs do, and how it is divided among them."""
+
+    by_lines: bool  # whole tiles are copied by the TMA unit
+    padded: int  # packed queries of a tile
+    tile: Tile
+    pieces: Cut
+
+
+def work_of(q: Tensor, kv_cache: Tensor, rows: PagedRows, *, sight: int | None, has_cap: bool) -> Work:
+    """sight: keys that a query sees at most, of a window or a chunk; None: all.  has_cap: scores have one."""
+    _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
+    packed, num_pairs = rows.max_query * q.shape[1] // num_kv_heads, rows.num_rows * num_kv_heads
+    has_columns = not has_cap and takes_columns(q, kv_cache, rows)
+    by_lines = sight is None and num_pairs >= MIN_PAIRS_BY_LINES
+    by_lines = by_lines and has_columns and takes_lines(q, kv_cache, rows)
+    are_worth_it = head_dim <= SMALL_HEAD and (num_pairs >= MIN_PAIRS_BY_COLUMNS or sight is not None)
+    by_columns = by_lines or (has_columns and are_worth_it)
+    padded = padded_queries(packed, q.dtype, is_fp8(kv_cache.dtype) or by_columns)
+    tile = tile_for(num_pairs, kv_cache, q.dtype, padded, shared_memory(q.device), by_lines=by_lines)
+    max_keys = rows.block_table.shape[1] * block_size
+    if sight is not None:
+        max_keys = min(max_keys, sight + rows.max_query - 1)
+    return Work(by_lines, padded, tile, cut(num_pairs, max_keys, tile.keys))
+
+
 def decode_attention(
     q: Tensor,
     kv_cache: Tensor,
@@ -238,17 +264,9 @@ def decode_attention(
     group_size = q.shape[1] // num_kv_heads
     packed = rows.max_query * group_size
     num_pairs = rows.num_rows * num_kv_heads
-    sees_all = window is None and chunk is None
-    has_columns = softcap is None and takes_columns(q, kv_cache, rows)
-    by_lines = has_columns and sees_all and num_pairs >= MIN_PAIRS_BY_LINES and takes_lines(q, kv_cache, rows)
-    are_worth_it = head_dim <= SMALL_HEAD and (num_pairs >= MIN_PAIRS_BY_COLUMNS or not sees_all)
-    by_columns = by_lines or (has_columns and are_worth_it)
-    padded = padded_queries(packed, q.dtype, has_bytes or by_columns)
-    tile = tile_for(num_pairs, kv_cache, q.dtype, padded, shared_memory(q.device), by_lines=by_lines)
-    max_keys = rows.block_table.shape[1] * block_size
-    if window or chunk:
-        max_keys = min(max_keys, (window or chunk or 0) + rows.max_query - 1 + tile.keys)
-    pieces = cut(num_pairs, max_keys, tile.keys)
+    by_lines, padded, tile, pieces = work_of(
+        q, kv_cache, rows, sight=window or chunk, has_cap=softcap is not None
+    )
     num_lines = num_pairs * pieces.num_chunks * packed if pieces.num_chunks > 1 else 0
     is_marked = pieces.direct == pieces.num_chunks > 1
     partial = partial_results(num_lines * (head_dim + 2), is_marked, q.device)
