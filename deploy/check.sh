@@ -27,6 +27,7 @@ check "the kustomization" kubectl kustomize kubernetes
 check "manifests" kubernetes-validate --strict kubernetes/deployment.yaml kubernetes/service.yaml kubernetes/volume.yaml
 if docker compose version >/dev/null 2>&1; then # the older docker-compose knows no `name`
     check "the compose file" docker compose -f compose.yaml config --quiet
+    check "the compose file, for CPUs" docker compose -f compose.yaml -f compose.cpu.yaml config --quiet
 else
     echo "not checked: the compose file (docker compose is not installed)"
 fi
