@@ -23,7 +23,7 @@ from pellucid.pooling import (
     PoolingParams,
     ScoringOutput,
     ScoringRequestOutput,
-    pooling_of,
+    recipe_of,
     vector_of,
 )
 from pellucid.progress import tell
@@ -134,18 +134,18 @@ class LLM:
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[EmbeddingRequestOutput]:
         """The vector of every text: the last token's hidden state, or the mean of all where the checkpoint
-        says so; normalized unless told otherwise.
+        says so; normalized unless it or `pooling_params` say otherwise.
 
         Raises ValueError for a prompt that cannot be served, and for a checkpoint that pools in another way.
         """
         params = pooling_params or PoolingParams()
-        sampling = pooling_of(self.llm_engine.resolved.checkpoint.path)
+        sampling, normalizes = recipe_of(self.llm_engine.resolved.checkpoint.path)
         tokens = self.llm_engine.tokenize(as_list(prompts))
         outputs = self._run(tokens, sampling, use_tqdm, None, lora_request)
         return [
             EmbeddingRequestOutput(
                 output.request_id,
-                EmbeddingOutput(vector_of(output, params).tolist()),
+                EmbeddingOutput(vector_of(output, params, normalizes=normalizes).tolist()),
                 output.prompt_token_ids,
             )
             for output in outputs
@@ -172,7 +172,8 @@ class LLM:
             )
         if classifier_from_token is not None:
             return self._judge(first, second, classifier_from_token, use_tqdm, lora_request)
-        outputs = self.embed([*first, *second], use_tqdm, lora_request=lora_request)
+        params = PoolingParams(normalize=True)
+        outputs = self.embed([*first, *second], use_tqdm, pooling_params=params, lora_request=lora_request)
         left, right = outputs[: len(first)] * (len(second) // len(first)), outputs[len(first) :]
         return [
             ScoringRequestOutput(

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +19,12 @@ from pellucid.features.pooling.host import LAST, MEAN, NAME
 from pellucid.sampling_params import SamplingParams
 from pellucid.types import RequestOutput
 
-POOLING_FILE = Path("1_Pooling") / "config.json"  # of sentence-transformers
+MODULES_FILE = "modules.json"  # of sentence-transformers: what a text goes through
+POOLING_FOLDER = "1_Pooling"
 MODE = "pooling_mode"
 MODES = {"lasttoken": LAST, "mean": MEAN}
+STEPS = ("Transformer", "Pooling", "Normalize")
+IDLE_STEPS = ("Dropout",)  # but in training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +32,7 @@ class PoolingParams:
     """What becomes of a hidden state."""
 
     dimensions: int | None = None  # so many of its first features, of models that were trained for that
-    normalize: bool = True  # to length 1
+    normalize: bool | None = None  # to length 1; None: as the checkpoint says
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +69,18 @@ class ScoringRequestOutput:
     finished: bool = True
 
 
-def vector_of(output: RequestOutput, params: PoolingParams) -> NDArray[np.float32]:
-    """The vector of an answer to `pooling_of`.  Raises ValueError for dimensions that it does not have."""
+class Recipe(NamedTuple):
+    """How a checkpoint's vectors are made."""
+
+    sampling: SamplingParams  # what is asked of an engine
+    normalizes: bool  # vectors have length 1 unless a request says otherwise
+
+
+def vector_of(output: RequestOutput, params: PoolingParams, *, normalizes: bool) -> NDArray[np.float32]:
+    """The vector of an answer to what a `Recipe` asks.  Raises ValueError for dimensions it does not have.
+
+    normalizes: where `params` do not say.
+    """
     if output.error is not None:
         raise RuntimeError(f"request {output.request_id} has failed: {output.error}")
     vector = np.frombuffer((output.outputs[0].extras or {})[NAME], dtype=np.float32)
@@ -76,7 +90,8 @@ def vector_of(output: RequestOutput, params: PoolingParams) -> NDArray[np.float3
                 f"dimensions is {params.dimensions}, must be in [1, {len(vector)}]: the model's hidden size"
             )
         vector = vector[: params.dimensions]
-    return vector / max(float(np.linalg.norm(vector)), 1e-12) if params.normalize else vector
+    is_unit = normalizes if params.normalize is None else params.normalize
+    return vector / max(float(np.linalg.norm(vector)), 1e-12) if is_unit else vector
 
 
 def modes_of(config: Mapping[str, object]) -> list[str]:
@@ -87,19 +102,40 @@ def modes_of(config: Mapping[str, object]) -> list[str]:
     return words + [str(word) for word in (named if isinstance(named, list) else [named])]
 
 
-def pooling_of(folder: Path) -> SamplingParams:
-    """What is asked of an engine for a vector: as the checkpoint in `folder` says, or the last token's.
+def recipe_of(folder: Path) -> Recipe:
+    """As the checkpoint in `folder` says; the last token's state, of length 1, where it says nothing.
 
-    Raises ValueError if its vectors are pooled in a way that is not served.
+    Raises ValueError if its vectors are made in a way that is not served.
     """
-    wish, file = LAST, folder / POOLING_FILE
+    normalizes, pooling = True, folder / POOLING_FOLDER
+    if (folder / MODULES_FILE).is_file():
+        steps = steps_of(json.loads((folder / MODULES_FILE).read_text(encoding="utf-8")))
+        unknown = steps.keys() - {*STEPS, *IDLE_STEPS}
+        if unknown:
+            raise ValueError(
+                f"{MODULES_FILE} has texts go through {', '.join(sorted(unknown))}, too, which is not "
+                f"served; only {', '.join(STEPS)} are"
+            )
+        normalizes, pooling = "Normalize" in steps, folder / steps.get("Pooling", POOLING_FOLDER)
+    wish, file = LAST, pooling / "config.json"
     if file.is_file():
-        config = json.loads(file.read_text(encoding="utf-8"))
-        asked = modes_of(config)
+        asked = modes_of(json.loads(file.read_text(encoding="utf-8")))
         if len(asked) != 1 or asked[0] not in MODES:
             raise ValueError(
-                f"{POOLING_FILE} asks for {', '.join(asked) or 'nothing'}; only the last token's hidden "
-                f"state and the mean of all are served ({' or '.join(MODES)})"
+                f"{file.relative_to(folder)} asks for {', '.join(asked) or 'nothing'}; only the last token's "
+                f"hidden state and the mean of all are served ({' or '.join(MODES)})"
             )
         wish = MODES[asked[0]]
-    return SamplingParams(temperature=0.0, max_tokens=1, extra_args={NAME: wish}, detokenize=False)
+    sampling = SamplingParams(temperature=0.0, max_tokens=1, extra_args={NAME: wish}, detokenize=False)
+    return Recipe(sampling, normalizes)
+
+
+def steps_of(modules: object) -> dict[str, str]:
+    """The folder of each step by its class, in a modules.json.  Raises ValueError for what is none."""
+    try:
+        listed = cast("list[dict[str, object]]", modules)
+        return {str(each["type"]).rpartition(".")[2]: str(each["path"]) for each in listed}
+    except (TypeError, KeyError):
+        raise ValueError(
+            f"{MODULES_FILE} is {modules!r:.100}, must be a list of objects with type and path"
+        ) from None

@@ -14,7 +14,7 @@ from fastapi.responses import Response
 from numpy.typing import NDArray
 
 from pellucid.judging import chance, joined, judgements
-from pellucid.pooling import PoolingParams, pooling_of, vector_of
+from pellucid.pooling import PoolingParams, recipe_of, vector_of
 from pellucid.sampling_params import SamplingParams
 from pellucid.server.context import server_of
 from pellucid.server.errors import CLIENT_GONE, AnswerFailedError, ApiError, users_fault
@@ -138,7 +138,7 @@ def _prepare(
 
 async def answer_embeddings(work: PooledWork, request: Request) -> Response:
     body = cast("EmbeddingRequest", work.body)
-    params = PoolingParams(dimensions=body.dimensions, normalize=body.normalize is not False)
+    params = PoolingParams(dimensions=body.dimensions, normalize=body.normalize)
     vectors = await _vectors(work, request, params)
     if vectors is None:
         return Response(status_code=CLIENT_GONE)
@@ -176,7 +176,7 @@ async def _scores(work: PooledWork, request: Request, num_first: int) -> list[fl
         if against is None or for_it is None:
             return None
         return [chance(a, b) for a, b in zip(against, for_it, strict=True)]
-    vectors = await _vectors(work, request, PoolingParams())
+    vectors = await _vectors(work, request, PoolingParams(normalize=True))
     if vectors is None:
         return None
     second = vectors[num_first:]
@@ -187,12 +187,12 @@ async def _scores(work: PooledWork, request: Request, num_first: int) -> list[fl
 async def _vectors(work: PooledWork, request: Request, params: PoolingParams) -> Vectors | None:
     """Of each text; None: the client has gone."""
     with users_fault():
-        sampling = pooling_of(server_of(request).llm.resolved.checkpoint.path)
+        sampling, normalizes = recipe_of(server_of(request).llm.resolved.checkpoint.path)
     outputs = await _outputs(work, request, sampling)
     if outputs is None:
         return None
     with users_fault({"dimensions": None}):
-        return [vector_of(output, params) for output in outputs]
+        return [vector_of(output, params, normalizes=normalizes) for output in outputs]
 
 
 async def _outputs(

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pellucid import LLM, SamplingParams
-from pellucid.pooling import PoolingParams
+from pellucid.pooling import PoolingParams, recipe_of
 from tests.llm.test_invariance import BASE, random_requests
 
 pytestmark = pytest.mark.usefixtures("forked_members")
@@ -115,6 +115,7 @@ def pooled(tiny: Path, folder: Path, mode: str) -> Path:
 
     mode: a flag, as before version 6, or a word.
     """
+    folder.mkdir(exist_ok=True)
     for file in tiny.iterdir():
         (folder / file.name).symlink_to(file)
     (folder / "1_Pooling").mkdir()
@@ -147,9 +148,42 @@ def test_means_survive_preemption(tiny: Path, tmp_path: Path) -> None:
     )
 
 
+def with_steps(tiny: Path, folder: Path, *steps: str) -> Path:
+    """A checkpoint as sentence-transformers writes it, whose texts go through these after pooling."""
+    pooled(tiny, folder, "mean").joinpath("1_Pooling").rename(folder / "pool")
+    paths = {"Transformer": "", "Pooling": "pool"} | {step: f"2_{step}" for step in steps}
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
+        for i, (name, path) in enumerate(paths.items())
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    return folder
+
+
+def test_vectors_have_length_1_where_the_checkpoint_normalizes(tiny: Path, tmp_path: Path) -> None:
+    prompts = random_requests(2, seed=3)[0]
+    true = vectors(pooled(tiny, tmp_path / "mean", "mean"), prompts, PLAIN)
+    lengths = np.linalg.norm(true, axis=1, keepdims=True)
+    for steps, made in (((), true), (("Dropout", "Normalize"), true / lengths)):
+        folder = with_steps(tiny, tmp_path / str(len(steps)), *steps)
+        with LLM(str(folder), **BASE) as llm:
+            got = [output.outputs.embedding for output in llm.embed(prompts, use_tqdm=False)]
+            (score,) = llm.score(*([prompt] for prompt in prompts), use_tqdm=False)
+        np.testing.assert_allclose(got, made, atol=1e-5)
+        assert score.outputs.score == pytest.approx(float(np.prod(true / lengths, axis=0).sum()), abs=1e-5)
+
+
+def test_what_a_text_goes_through_beside_is_refused(tiny: Path, tmp_path: Path) -> None:
+    folder = with_steps(tiny, tmp_path, "Dense", "Normalize")
+    with pytest.raises(ValueError, match="has texts go through Dense, too, which is not served"):
+        recipe_of(folder)
+    (folder / "modules.json").write_text("[7]")
+    with pytest.raises(ValueError, match="must be a list of objects with type and path"):
+        recipe_of(folder)
+
+
 def test_a_checkpoint_that_means_another_vector_is_refused(tiny: Path, tmp_path: Path) -> None:
     for number, mode in enumerate(("pooling_mode_max_tokens", "max")):
-        (tmp_path / str(number)).mkdir()
         folder = pooled(tiny, tmp_path / str(number), mode)
         with LLM(str(folder), **BASE) as llm, pytest.raises(ValueError, match="asks for max; only"):
             llm.embed(["a"])

@@ -27,7 +27,7 @@ class EmbeddingRequest(PooledRequest):
     input: str | TokenIds | Texts | ManyTokenIds
     encoding_format: Literal["float", "base64"] | None = "float"
     dimensions: Annotated[Integer, Field(ge=1)] | None = None
-    normalize: bool | None = True
+    normalize: bool | None = None  # as the checkpoint says
 
 
 class JudgedRequest(PooledRequest):
