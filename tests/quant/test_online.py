@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pellucid.layers.embedding import VocabEmbedding
 from pellucid.layers.linear import Linear
@@ -119,9 +121,33 @@ def test_float32_copies_are_of_some_rows_at_a_time(monkeypatch: pytest.MonkeyPat
 
     for ours, whole in zip(in_slices(weight, quantize), quantize_rows(weight), strict=True):
         assert torch.equal(ours, whole)
-    assert seen == [20, 20, 10]
+    assert seen == [1, 20, 20, 10]
     monkeypatch.undo()
     assert [len(rows) for rows in slices_of(torch.empty(1536, 1024))] == [1024, 512]
+
+
+class Made(TorchDispatchMode):
+    """Notes the bytes of what is made, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nbytes: list[int] = []
+
+    def __torch_dispatch__(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **kwargs or {})
+        self.nbytes += [out.nbytes] if isinstance(out, torch.Tensor) and not func.is_view else []
+        return out
+
+
+def test_room_for_codes_is_made_before_copies_of_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pellucid.quant.rounding.MOST_AT_ONCE", 20 * 96)
+    with Made() as made:
+        in_slices(torch.zeros(500, 96), quantize_rows)
+    copies = made.nbytes.index(20 * 96 * 4)
+    assert {500 * 96, 500 * 4} <= set(made.nbytes[:copies])
+    assert max(made.nbytes[copies:]) == 20 * 96 * 4
 
 
 @pytest.mark.parametrize("way", [way for way in ONLINE if way != "none"])
