@@ -226,6 +226,7 @@ class WorkerFacts:
     adaptable: Set[str]  # of these, what adapters may change, embedding and head included
     # The target's tensor of this name as its checkpoint has it; None: it has none.
     read_own: Callable[[str], Tensor | None]
+    rename: Callable[[str], str]  # from a checkpoint's key to the target's name for that tensor
     resolved: Resolved
     rank: int
     say: Callable[[str, object], None]  # to the host's half of this name, out of turn; from any thread

@@ -17,7 +17,8 @@ from pellucid.lora.peft_config import PeftConfig, read_config, weights_file
 from pellucid.weights.source import Pickled, Shards
 
 PREFIX = "base_model.model."
-WHOLE = (".weight", ".bias")
+WEIGHT = ".weight"
+WHOLE = (WEIGHT, ".bias")
 KINDS = {  # of tensors that stand for a change, and their ends in the file
     "lora_A": (".lora_A.weight", ".lora_A.default.weight"),
     "lora_B": (".lora_B.weight", ".lora_B.default.weight"),
@@ -38,12 +39,14 @@ class Adapter:
     whole: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # in the place of the model's own
 
 
-def read_adapter(folder: Path, read_own: Callable[[str], Tensor | None]) -> dict[str, LowRank]:
+def read_adapter(
+    folder: Path, read_own: Callable[[str], Tensor | None], rename: Callable[[str], str] = str
+) -> dict[str, LowRank]:
     """What may be served: both matrices by the path of the module that they are for.
 
     The scale is multiplied into B.  peft also saves copies of an embedding that it adapts, and of the head:
-    they are passed over if they are the model's own, which `read_own` tells by name.  Raises ValueError for
-    whatever else there is.
+    they are passed over if they are the model's own, which `read_own` tells by name.  rename: from a
+    checkpoint's key, which peft's are, to the model's name.  Raises ValueError for whatever else there is.
     """
     adapter = read_all(folder, read_config(folder))
     if adapter.magnitudes:
@@ -52,13 +55,16 @@ def read_adapter(folder: Path, read_own: Callable[[str], Tensor | None]) -> dict
             "puts them into the model"
         )
     for name, tensor in adapter.whole.items():
-        own = read_own(name)
+        own = read_own(rename(name))
         if own is None or own.shape != tensor.shape or not torch.equal(own, tensor.to(own.dtype)):
             raise ValueError(
                 f"{folder}: it has a {name} of its own, which is not served; `pellucid merge` puts all of it "
                 "into the model"
             )
-    return adapter.pairs | adapter.embeddings
+    return {
+        rename(f"{path}{WEIGHT}").removesuffix(WEIGHT): pair
+        for path, pair in (adapter.pairs | adapter.embeddings).items()
+    }
 
 
 def read_all(folder: Path, config: PeftConfig) -> Adapter:

@@ -302,6 +302,7 @@ class Worker:
             modules=target.modules,
             adaptable=target.adaptable,
             read_own=target.read_own,
+            rename=target.model.rename,
             resolved=self.resolved,
             rank=self.seat.rank,
             say=self.seat.say,

@@ -70,6 +70,25 @@ def test_tokens_are_pefts(case: Case, tmp_path: Path) -> None:
     assert expected[0] != plain or len(set(expected)) > 1
 
 
+@pytest.mark.parametrize("spelling", ["model.language_model.", "language_model.model."])
+def test_adapters_of_multimodal_checkpoints_have_their_names(spelling: str, tmp_path: Path) -> None:
+    """As transformers has had them, before and since version 4.52."""
+    from peft import LoraConfig, get_peft_model
+    from safetensors.torch import load_file, save_file
+
+    reference = Reference(FIRST["Gemma3Text:Gemma3"], tmp_path / "base")
+    config = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    get_peft_model(reference.model, config).save_pretrained(str(tmp_path / "adapter"))
+    prompt = reference.prompts[0]
+    expected = tokens_of(tmp_path / "base", prompt, adapter=tmp_path / "adapter")
+    assert expected != tokens_of(tmp_path / "base", prompt)
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    inside = "base_model.model."
+    tensors = load_file(file)
+    save_file({key.replace(f"{inside}model.", inside + spelling): t for key, t in tensors.items()}, file)
+    assert tokens_of(tmp_path / "base", prompt, adapter=tmp_path / "adapter") == expected
+
+
 def test_what_is_not_computed_is_not_changed_silently(tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
 

@@ -38,7 +38,7 @@ class Adapters:
     def __init__(self, facts: WorkerFacts) -> None:
         lora = facts.resolved.user.lora
         self._banks, self._adaptable, self._read_own = facts.lora_banks, facts.adaptable, facts.read_own
-        self._modules = facts.modules | facts.adaptable
+        self._modules, self._rename = facts.modules | facts.adaptable, facts.rename
         self._pins = facts.device.type == "cuda"
         self._most = lora.max_cpu_loras or lora.max_loras
         self._held: OrderedDict[str, dict[str, LowRank]] = OrderedDict()  # the least recently used first
@@ -75,7 +75,7 @@ class Adapters:
         """From host memory, or from its files."""
         if ref not in self._held:
             named = AdapterRef.decode(ref)
-            adapter = read_adapter(Path(named.path), self._read_own)
+            adapter = read_adapter(Path(named.path), self._read_own, self._rename)
             self._check(named, adapter)
             own = Tensor.pin_memory if self._pins else Tensor.clone  # no view of a file that may change
             adapter = {name: LowRank(*map(own, pair)) for name, pair in adapter.items()}
