@@ -60,6 +60,8 @@ MODELS: Registry[type[Model]] = Registry(
         "GptOssForCausalLM": "pellucid.models.gpt_oss:GptOss",
         "GraniteForCausalLM": "pellucid.models.granite:Granite",
         "GraniteMoeForCausalLM": "pellucid.models.granite:GraniteMoe",
+        "GraniteMoeHybridForCausalLM": "pellucid.models.granite:GraniteDense4",
+        "GraniteMoeSharedForCausalLM": "pellucid.models.granite:GraniteMoeShared",
         "LlamaForCausalLM": "pellucid.models.llama:Llama",
         "Llama4ForCausalLM": "pellucid.models.llama4:Llama4",
         "Llama4ForConditionalGeneration": "pellucid.models.llama4:Llama4",

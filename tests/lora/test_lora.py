@@ -80,9 +80,9 @@ def test_the_least_recently_used_give_way(tiny: Path, adapters, monkeypatch: pyt
     """On the device, and in host memory, where what the device has in use is in use, too."""
     read, asked = list[str](), ["all", "some", "all", "one", "all", "some", "all", "one"]
 
-    def reading(folder: Path, read_own: object) -> object:
+    def reading(folder: Path, *names: object) -> object:
         read.append(folder.parent.name)
-        return read_adapter(folder, read_own)  # type: ignore[arg-type]
+        return read_adapter(folder, *names)  # type: ignore[arg-type]
 
     monkeypatch.setattr("pellucid.features.lora.worker.read_adapter", reading)
     placed = list[set[str]]()

@@ -73,6 +73,9 @@ GRANITE: dict[str, object] = {
     "attention_multiplier": 0.3,
     "logits_scaling": 2.5,
 }
+GRANITE_SHARED = GRANITE | {"shared_intermediate_size": 40, "num_experts_per_tok": 2}
+GRANITE4 = GRANITE | {"shared_intermediate_size": 56, "num_local_experts": 0, "mamba_n_heads": 4}
+GRANITE4 |= {"layer_types": ["full_attention"] * 2}
 # Caps and scales at which they matter to so small a model.
 GEMMA: dict[str, object] = {
     "head_dim": 24,
@@ -343,6 +346,13 @@ CASES = [
         {"num_local_experts": 4, "num_experts_per_tok": 3, "tie_word_embeddings": True}
         | {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.2}
         | {"logits_scaling": 2.0, "attention_bias": True},
+    ),
+    Case("granitemoe beside a shared one", "GraniteMoeShared", GRANITE_SHARED | {"num_local_experts": 5}),
+    Case("granite 4", "GraniteMoeHybrid", GRANITE4 | {"position_embedding_type": "rope"}),
+    Case(
+        "granite 4 without positions, tied",
+        "GraniteMoeHybrid",
+        GRANITE4 | {"attention_bias": True, "tie_word_embeddings": True},
     ),
     Case("glm4moe", "Glm4Moe", GLM_MOE, seed=1),
     Case(

@@ -143,6 +143,13 @@ def test_null_is_not_the_familys_default(name: str, field: str, value: object) -
         ("deepseek-v3", {"moe_layer_freq": 2}, "moe_layer_freq .* is 2, must be 1"),
         ("deepseek-v3", {"mlp_layer_types": ["dense"]}, "mlp_layer_types .* 61 times"),
         ("olmoe-1b-7b", {"clip_qkv": 8.0}, "clip_qkv .* is 8.0, which is not supported"),
+        (
+            "granite-4.0-micro",
+            {"layer_types": ["attention", "mamba"] * 20},
+            "has mamba: such layers keep a state",
+        ),
+        ("granite-4.0-micro", {"layer_types": ...}, "has mamba: such layers keep a state"),
+        ("granite-4.0-micro", {"num_local_experts": 64}, "num_local_experts .* is 64, must be 0 in"),
         ("smollm3-3b", {"no_rope_layers": [1, 0]}, "no_rope_layers .* has 2 entries for 36 layers"),
     ],
 )
