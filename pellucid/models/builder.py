@@ -51,11 +51,11 @@ from pellucid.quant.base import (
     ParamSpec,
     Piece,
     Replicated,
-    ScalarPerPart,
     Sliced,
     Split,
     vector,
 )
+from pellucid.quant.kv_scales import Largest
 from pellucid.quant.layouts.base import LayerFormat
 from pellucid.quant.quantization import Quantization
 from pellucid.quant.schemes.base import Kind
@@ -63,6 +63,8 @@ from pellucid.quant.unquantized import Unquantized
 
 M = TypeVar("M", bound=nn.Module)
 META = torch.device("meta")
+APART = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+CODED = ("qweight", "weight_packed", "weight", "_weight_qdata", "W_q")  # of which a matrix has one
 SHARE_UNIT = 32  # features of which an MLP's shares are whole ones where they are not even
 
 
@@ -550,7 +552,7 @@ class Builder:
         for path in paths:
             self._note_format(path, "experts")
             if not is_here:
-                self.context.elsewhere.add(f"{path}.weight")
+                self.context.elsewhere.update((f"{path}.weight", f"{path}.bias"))
 
     # How
 
@@ -605,9 +607,7 @@ class Builder:
 
     def _kv_scale(self, name: str) -> Weight:
         """One number, 1 if the checkpoint has none."""
-        return self._weight(
-            ParamSpec(shape=(1,), dtype=torch.float32, place=ScalarPerPart(), default=1.0), name
-        )
+        return self._weight(ParamSpec(shape=(1,), dtype=torch.float32, place=Largest(), default=1.0), name)
 
     def _sinks(self, local: Heads) -> Weight:
         """A logit of each head."""
@@ -641,11 +641,17 @@ class Builder:
         """A linear layer of the method that serves all its matrices, merged unless there is no such one."""
         parent, _, last = self._path(name).rpartition(".")
         parts = self.context.stacked.get(last, (last,))
+        if len(parts) < len(shape.out_partitions) and self._is_apart(parent, APART.get(last, ())):
+            parts = APART[last]
         if len(parts) == 1 < len(shape.out_partitions):
             parts, coords = parts * len(coords), pieces_of(shape, coords)
         assert len(parts) == len(shape.out_partitions), f"{name}: {parts} for {shape.out_partitions}"
         prefixes = tuple(f"{parent}.{part}" if parent else part for part in parts)
         return self._merged(prefixes, shape, bias, coords, kind)
+
+    def _is_apart(self, parent: str, parts: tuple[str, ...]) -> bool:
+        """Has a tool taken apart what the family's own checkpoints have as one tensor?"""
+        return any(f"{parent}.{parts[0]}.{end}" in self.context.stored for end in CODED) if parts else False
 
     def _merged(
         self,

@@ -216,19 +216,21 @@ class Maker:
         return f"{path}.weight" if is_coded else None
 
     def _bias(self, matrices: tuple[str, ...]) -> Weight:
-        name = self.b.path(f"experts.{'gate_up_proj' if matrices is GATE_UP else 'down_proj'}_bias")
-        num = self.sparse.routing.num_experts
+        share, first = self.share.num, self.share.first
+        sources, matrix = self._sources["gate_up" if matrices is GATE_UP else "down"]
+        is_apart = isinstance(matrix, OneByOne)
+        names = tuple(source.removesuffix("weight") + "bias" for source in sources)
+        if not is_apart:
+            names = (self.b.path(f"experts.{'gate_up_proj' if matrices is GATE_UP else 'down_proj'}_bias"),)
+        num = None if is_apart else self.sparse.routing.num_experts
         if matrices is DOWN:
-            place: Place = AddedOnce(self.share.first, num, self.b.context.expert_parallel)
-            shape = (self.share.num, self.dim)
+            place: Place = AddedOnce(first, num, self.b.context.expert_parallel)
+        elif num is None:
+            place = matrix
         else:
             place = AllInOne(
-                num_merged=2,
-                split="out",
-                first=self.share.first,
-                num_experts=num,
-                by_turns=self.sparse.by_turns,
+                num_merged=2, split="out", first=first, num_experts=num, by_turns=self.sparse.by_turns
             )
-            shape = (self.share.num, 2 * self._hidden)
+        shape = (share, self.dim if matrices is DOWN else 2 * self._hidden)
         spec = ParamSpec(shape=shape, dtype=self.b.context.dtype, place=place)
-        return self.b.weight(spec, (name,), self.b.context.coords if matrices is DOWN else self._coords)
+        return self.b.weight(spec, names, self.b.context.coords if matrices is DOWN else self._coords)

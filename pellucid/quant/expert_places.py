@@ -18,7 +18,7 @@ from pellucid.quant.base import Coords, Split, check_shape, slice_of
 
 @dataclass(frozen=True, slots=True)
 class OneByOne:
-    """Part e * M + m is matrix m of expert e, of those that are here."""
+    """Part e * M + m is matrix m of expert e, of those that are here; or its bias."""
 
     num_merged: int  # M
     split: Split
@@ -32,8 +32,8 @@ class OneByOne:
 
     def whole(self, shape: tuple[int, ...], part: int, coords: Coords) -> tuple[int, ...]:
         """See `Sliced.whole`."""
-        rows, inputs = shape[1] // self.num_merged, shape[2]
-        return (coords.whole(rows), inputs) if self.split == "out" else (rows, coords.whole(inputs))
+        rows, *inputs = shape[1] // self.num_merged, *shape[2:]
+        return (coords.whole(rows), *inputs) if self.split == "out" else (rows, *map(coords.whole, inputs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,16 +82,24 @@ class AllInOne:
 
 @dataclass(frozen=True, slots=True)
 class AddedOnce:
-    """Vectors that the sum over ranks is to have once: the first rank holds those of its experts, or all."""
+    """Vectors that the sum over ranks is to have once: the first rank holds those of its experts, or all.
+
+    num_experts: of the checkpoint's tensor; None: part e is the vector of expert e, of those that are here.
+    """
 
     first: int
-    num_experts: int
+    num_experts: int | None
     every_rank: bool  # each holds other experts
 
     def __call__(self, param: Tensor, part: int, tensor: Tensor, coords: Coords) -> None:
-        check_shape(tensor, (self.num_experts, param.shape[1]))
+        if self.num_experts is None:
+            param, own = param[part], tensor
+            check_shape(tensor, tuple(param.shape))
+        else:
+            check_shape(tensor, (self.num_experts, param.shape[1]))
+            own = tensor.narrow(0, self.first, len(param))
         if coords.rank == 0 or self.every_rank:
-            param.copy_(tensor.narrow(0, self.first, len(param)))
+            param.copy_(own)
         else:
             param.zero_()
 

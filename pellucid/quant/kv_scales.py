@@ -1,6 +1,13 @@
-"""What checkpoints call the scales of an FP8 KV cache.  Knows names only; layers own the numbers."""
+"""What checkpoints call the scales of an FP8 KV cache, and which of them serves; layers own the numbers."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pellucid.quant.base import Coords
 
 SPELLINGS = {  # endings of other tools' names -> ours, which is the attention layer's path and its scale
     ".self_attn.k_scale": ".self_attn.attn.k_scale",
@@ -21,3 +28,12 @@ def kv_scale_name(name: str) -> str:
         if name.endswith(theirs):
             return name.removesuffix(theirs) + ours
     return name
+
+
+class Largest:
+    """The one scale of a layer [1]: of scales of heads the largest, with which no head's numbers saturate."""
+
+    def __call__(self, param: Tensor, part: int, tensor: Tensor, coords: Coords) -> None:
+        if [size for size in tensor.shape if size != 1][1:]:
+            raise ValueError(f"has shape {tuple(tensor.shape)}, must be a number, or one for each head")
+        param.copy_(tensor.amax())

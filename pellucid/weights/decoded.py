@@ -114,7 +114,10 @@ class Decoded:
                 for suffix, name in names.items()
                 if name in self._source.infos
             }
-            return matrix.layout.decode(raw, matrix.format, matrix_shape(shape))
+            try:
+                return matrix.layout.decode(raw, matrix.format, matrix_shape(shape))
+            except ValueError as error:
+                raise ValueError(f"{self.key(name)}, a matrix of {matrix.format.layout}: {error}") from error
 
 
 def paths_of(name: str) -> Iterator[str]:

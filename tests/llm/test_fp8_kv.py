@@ -93,6 +93,19 @@ def test_the_checkpoints_scales_are_found_under_every_name(
     assert [(layer.k_scale, layer.v_scale) for layer in plain] == [(1.0, 1.0)] * 2
 
 
+def test_of_scales_of_heads_the_largest_serves_all(tmp_path: Path) -> None:
+    folder = write_scaled(tmp_path, *SPELLINGS[0])
+    weights = load_file(folder / "model.safetensors")
+    name = "model.layers.1.self_attn.v_scale"
+    weights[name] = torch.tensor([0.03, 0.07]).view(2, 1, 1)  # as llmcompressor's strategy "attn_head"
+    save_file(weights, folder / "model.safetensors")
+    layers = load(folder, max_model_len=64, kv_dtype=torch.float8_e4m3fn).attention_layers
+    assert layers[1].v_scale == pytest.approx(0.07)
+    save_file({**weights, name: torch.ones(2, 2)}, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=r"v_scale has shape \(2, 2\), must be a number, or one for each"):
+        load(folder, max_model_len=64)
+
+
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("nan")])
 def test_a_scale_that_nothing_can_be_divided_by_is_refused(scale: float) -> None:
     with pytest.raises(ValueError, match="kv_cache_dtype='auto'"):

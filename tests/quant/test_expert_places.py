@@ -125,6 +125,21 @@ def test_biases_of_slices_are_slices_and_of_sums_the_first_ranks() -> None:
         assert torch.equal(param, expected)
 
 
+def test_biases_of_experts_by_themselves_go_where_those_of_all_do() -> None:
+    gate, up, down = random(E, HIDDEN), random(E, HIDDEN) + 1, random(E, DIM)
+    place, coords = OneByOne(2, "out"), Coords(1, 2)
+    param = torch.zeros(E, HIDDEN)
+    for part, bias in enumerate(bias for both in zip(gate, up, strict=True) for bias in both):
+        assert place.whole(tuple(param.shape), part, coords) == (HIDDEN,)
+        place(param, part, bias, coords)
+    assert torch.equal(param[:, ::2], gate[:, 2:]) and torch.equal(param[:, 1::2], up[:, 2:])
+    for rank, every_rank in ((0, False), (1, False), (1, True)):
+        param = torch.full_like(down, 7.0)
+        for expert in range(E):
+            AddedOnce(0, None, every_rank)(param, expert, down[expert], Coords(rank, 2))
+        assert torch.equal(param, down if every_rank or rank == 0 else down * 0)
+
+
 def test_a_wrong_shape_is_told() -> None:
     place, _ = FORMS["merged"]
     with pytest.raises(ValueError, match=r"has shape \(3, 8, 6\), this model expects \(3, 8, 5\)"):

@@ -295,6 +295,30 @@ def test_groups_that_are_not_there_are_refused(name: str, key: str, group: int) 
         layout_of(FORMATS[name]).decode(raw, FORMATS[name], shape_of(name))
 
 
+@pytest.mark.parametrize("code", [U2, U4, S8], ids=lambda code: code.name)
+def test_a_zero_of_0_has_borrowed_from_the_one_behind_it(code: Code) -> None:
+    """GPTQModel makes version 1 of version 2 by one subtraction a word."""
+    format = LayerFormat(layout="gptq", code=code, group=Group(1, 32))
+    codes = random_codes(format, MatrixShape(32, 64))
+    low = -128 if code == S8 else 0
+    zero = torch.where(torch.rand(32, 2) < 0.5, low, low + 3).to(torch.int8 if code == S8 else torch.uint8)
+    codes = replace(codes, zero=Scales(zero))
+    of_tool = layout_of(format).encode(codes, replace(format, options=frozenset({"v2"})))  # pyright: ignore[reportAttributeAccessIssue]
+    of_tool["qzeros"] -= {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}[code.bits]
+    again = layout_of(format).decode(of_tool, format, MatrixShape(32, 64))
+    assert torch.equal(again.dequantized(), codes.dequantized())
+    written = layout_of(format).encode(codes, format)  # pyright: ignore[reportAttributeAccessIssue]
+    assert torch.equal(written["qzeros"], of_tool["qzeros"])
+
+
+def test_inputs_in_an_order_that_the_config_denies_are_refused() -> None:
+    format, raw = FORMATS["gptq-4bit-g128-actorder"], raw_of("gptq-4bit-g128-actorder")
+    in_order, shape = replace(format, options=frozenset()), shape_of("gptq-4bit-g128-actorder")
+    with pytest.raises(ValueError, match="g_idx has the inputs in an order of its own.*set it to true"):
+        layout_of(in_order).decode(raw, in_order, shape)
+    layout_of(in_order).decode({**raw, "g_idx": raw["g_idx"] * 0}, in_order, shape)  # as old tools left it
+
+
 @pytest.mark.parametrize("text", [b"{}", b"[]", b"\xff", b'{"blocksize"'])
 def test_damaged_states_of_bitsandbytes_are_refused(text: bytes) -> None:
     format, raw = FORMATS["bnb-nf4"], raw_of("bnb-nf4")

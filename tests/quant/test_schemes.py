@@ -338,6 +338,9 @@ def test_bitsandbytes_leaves_out_what_is_plain() -> None:
         layout="bnb4", code=LUT4, group=Group(1, 64), options=frozenset({"nf4"})
     )
     assert rules.format_of(DOWN) is None and rules.format_of(QUERY) is None
+    of_head = {f"{HEAD}.weight.absmax": Info((9,))}
+    assert read(config, tensors=of_head).format_of(HEAD, "head") == rules.format_of(UP)
+    assert read(config).format_of(HEAD, "head") is None
 
 
 @pytest.mark.parametrize(
@@ -368,6 +371,12 @@ def test_torchaos_classes() -> None:
     )
     assert rules.format_of(DOWN) == LayerFormat(layout="torchao", code=E4M3)
     assert rules.format_of(QUERY) is None
+    with_zeros = weight(
+        "IntxUnpackedToInt8Tensor", block_size=[1, 32], activation_quantization="int8_asym_per_token"
+    )
+    metadata[f"{UP}.weight"] = with_zeros
+    found = read({"quant_method": "torchao"}, metadata=metadata, tensors=tensors).format_of(UP)
+    assert found is not None and found.act == ActFormat(type="s8", symmetric=False)
 
 
 def test_gpt_oss_has_experts_in_mxfp4() -> None:

@@ -43,9 +43,10 @@ class Gptq(Layout):
         act_order = "act_order" in format.options
         found = checked(raw, self.params(format, shape))
         q = unpacked(found["qweight"], bits, shape.inn, axis=0).T
-        zeros = unpacked(found["qzeros"], bits, shape.out, axis=1).T
-        if "v2" not in format.options:
-            zeros = zeros + 1 & (1 << bits) - 1
+        words = found["qzeros"] if "v2" in format.options else added(found["qzeros"], bits, 1)
+        zeros = unpacked(words, bits, shape.out, axis=1).T
+        if not act_order and "g_idx" in found:
+            check_order(found["g_idx"], format.group.inputs)
         return Codes(
             q=signed(q) if format.code == S8 else q,
             code=format.code,
@@ -63,17 +64,38 @@ class Gptq(Layout):
         q = codes.q.T
         if codes.code == S8:
             q, zeros = unsigned(q), unsigned(zeros)
-        if "v2" not in format.options:
-            zeros = zeros - 1 & (1 << bits) - 1
+        words = packed(zeros, bits, axis=1)
         index = codes.index
         if index is None:
             index = torch.arange(inn) // (format.group.inputs or inn)
         return {
             "qweight": packed(q, bits, axis=0),
-            "qzeros": packed(zeros, bits, axis=1),
+            "qzeros": words if "v2" in format.options else added(words, bits, -1),
             "scales": scales,
             "g_idx": index.int(),
         }
+
+
+def added(words: Tensor, bits: int, step: int) -> Tensor:
+    """Packed zeros [G, N bits / 32] of version 1: as they are meant (step 1), or as they are stored (-1).
+
+    GPTQModel adds to whole words, so that a zero of 0, stored as -1, has borrowed from the one behind it; but
+    of 3 bits, which cross words, to each for itself.
+    """
+    if bits == 3:
+        zeros = unpacked(words, bits, words.shape[1] * 32 // bits, axis=1)
+        return packed(zeros.int() + step & 7, bits, axis=1)
+    ones = sum(1 << shift for shift in range(0, 32, bits))
+    return (words.long() + step * ones).to(torch.int32)
+
+
+def check_order(index: Tensor, inputs: int) -> None:
+    """Raise ValueError if inputs are not in the order of their groups, though the config says so."""
+    in_order = torch.arange(len(index)) // (inputs or len(index))
+    if bool((index != index[0]).any()) and not torch.equal(index.long(), in_order):
+        raise ValueError(
+            "g_idx has the inputs in an order of its own, but the config says desc_act false; set it to true"
+        )
 
 
 def signed(q: Tensor) -> Tensor:

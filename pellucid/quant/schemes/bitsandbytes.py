@@ -9,6 +9,7 @@ from pellucid.quant.layouts.base import LayerFormat
 from pellucid.quant.schemes.base import (
     EVERYTHING,
     LINEAR,
+    WITH_HEAD,
     Options,
     QuantScheme,
     Rule,
@@ -34,7 +35,8 @@ class BitsAndBytesScheme(QuantScheme):
                 "remove quantization_config from config.json",
             )
         format = LayerFormat(layout="bnb-int8", code=S8) if in_8_bits else format_of(options, stored)
-        rules = (*plain(options.names("llm_int8_skip_modules")), Rule(EVERYTHING, format, LINEAR))
+        kinds = WITH_HEAD if "lm_head" in quantized else LINEAR
+        rules = (*plain(options.names("llm_int8_skip_modules")), Rule(EVERYTHING, format, kinds))
         return Rules(rules, stored.layers_with(".weight") - quantized)
 
 

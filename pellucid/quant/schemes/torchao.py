@@ -75,7 +75,10 @@ def group_of(data: Options, shape: tuple[int, ...]) -> Group:
 
 def act_of(data: Options, code: Code) -> ActFormat:
     """Activations, where they are rounded as each row comes."""
-    if data.has("activation_quantization"):
-        found = f"activations by torchao's {data.get('activation_quantization')!r}"
-        raise refusal(found, "there are plain ones, and rows of int8 or float8", WAY_OUT)
+    kind = data.text("activation_quantization")
+    if kind == "int8_asym_per_token":
+        return ActFormat(type="s8", symmetric=False)
+    if kind:
+        known = "there are plain ones, rows of int8 with zeros or without, and rows of float8"
+        raise refusal(f"activations by torchao's {kind!r}", known, WAY_OUT)
     return ActFormat(type="s8" if code == S8 else "e4m3") if data.has("act_quant_kwargs") else PLAIN_ACT
