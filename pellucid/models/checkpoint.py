@@ -15,7 +15,8 @@ from pellucid.config import FP8, ModelConfig
 from pellucid.models.fields import Fields
 from pellucid.models.registry import MODELS
 from pellucid.models.rope import rope_config
-from pellucid.models.text_config import text_config
+from pellucid.models.text_config import TEXT_DEFAULTS, text_config
+from pellucid.models.unserved import reason
 
 ASSETS = Path(__file__).parent.parent / "assets"
 BUNDLED = ("sprout", "sprout-draft", "sprout-eagle3", "sprout-medusa")
@@ -197,13 +198,17 @@ def architecture_of(config: dict[str, object]) -> str:
 
 def refuse_unknown(config: dict[str, object]) -> None:
     """Raise ValueError for an architecture that no file serves, naming those that are, or such a field."""
+    name = architecture_of(config)
+    why = None if name in MODELS else reason(name)
+    if why is not None:
+        raise ValueError(f"{name} in config.json is not served: {why}")
     other = [name for name in OTHER_MODALITIES if name in config]
     if other:
         raise ValueError(
-            f"config.json has {', '.join(other)}: it is a multimodal model, and this engine serves text "
-            f"(known: {', '.join(MODELS)})"
+            f"config.json has {', '.join(other)}: it is a multimodal model, {name}, and this engine serves "
+            f"text, also of {' and '.join(TEXT_DEFAULTS)} (known: {', '.join(MODELS)})"
         )
-    MODELS.check(architecture_of(config))
+    MODELS.check(name)
     if config.get("is_causal") is False:
         raise ValueError(
             "is_causal in config.json is false: its tokens see what follows them, which is not served"

@@ -32,7 +32,7 @@ def text_config(config: dict[str, object]) -> dict[str, object]:
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     text = config.get("text_config")
-    with_head = f"{str(name).removesuffix('Model')}ForCausalLM"
+    with_head = f"{str(name).removesuffix('Model').removesuffix('Text')}ForCausalLM"
     if str(name).endswith("Model") and str(name) not in MODELS and with_head in MODELS:
         return config | {"architectures": [with_head], "tie_word_embeddings": True}
     if name not in TEXT_DEFAULTS or not isinstance(text, dict):

@@ -14,6 +14,8 @@ from pellucid.config import ModelConfig
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.fields import Fields
 from pellucid.models.mistral import Mistral
+from pellucid.models.registry import MODELS
+from pellucid.models.unserved import reason
 from tests.models.conftest import CONFIG, Folder
 
 
@@ -116,12 +118,24 @@ def test_dummy_weights_need_no_files(folder: Folder) -> None:
     ("change", "words"),
     [
         (
-            {"architectures": ["MambaForCausalLM"]},
-            "unknown model architecture 'MambaForCausalLM'.*known: .*Llama",
+            {"architectures": ["OPTForCausalLM"]},
+            "unknown model architecture 'OPTForCausalLM'.*known: .*Llama",
+        ),
+        ({"architectures": ["BertModel"]}, "BertModel .* not served: its tokens see what follows them; take"),
+        ({"architectures": ["XLMRobertaForSequenceClassification"]}, "its tokens see what follows them"),
+        ({"architectures": ["Qwen3ForSequenceClassification"]}, "it gives classes, and no tokens"),
+        ({"architectures": ["ChatGLMModel"]}, "such as zai-org/glm-4-9b-chat-hf"),
+        ({"architectures": ["Qwen3NextForCausalLM"]}, "it has layers that keep a state"),
+        (
+            {"architectures": ["Gemma3TextModel"], "use_bidirectional_attention": True},
+            "use_bidirectional_attention in config.json is True: its tokens see what follows them",
         ),
         ({"architectures": None}, "must name one .known: .*Llama"),
         ({"vision_config": {}}, "vision_config: it is a multimodal model.*known: .*Llama"),
-        ({"text_config": {}}, "text_config: it is a multimodal model"),
+        (
+            {"text_config": {}, "architectures": ["Mistral3ForConditionalGeneration"]},
+            "text_config: it is a multimodal model, Mistral3.* text, also of Gemma3ForConditionalGeneration",
+        ),
         ({"is_causal": False}, "is_causal in config.json is false"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention in config.json is True"),
         ({"per_layer_config": {"1": {"head_dim": 4}}}, "per_layer_config .*: single layers have fields"),
@@ -133,6 +147,10 @@ def test_models_that_are_not_served_are_refused_with_those_that_are(
     folder.config |= change
     with pytest.raises(ValueError, match=words):
         open_folder(folder)
+
+
+def test_what_is_served_has_no_reason_not_to_be() -> None:
+    assert [name for name in MODELS if reason(name) is not None] == []
 
 
 @pytest.mark.parametrize(
