@@ -1,7 +1,8 @@
 """How long `pellucid quantize` takes a layer of a large shape, and so a model; all numbers are random.
 
 `python benchmarks/quantize.py --shape qwen3-8b --method gptq` writes a checkpoint of two such layers into a
-temporary folder, quantizes it, and multiplies the second one's seconds.
+temporary folder, quantizes it, and multiplies the second one's seconds; with `--layers 36` it has all of them
+and the shape's vocabulary, 16 GB.
 """
 
 from __future__ import annotations
@@ -22,70 +23,75 @@ from pellucid.quantize.base import Recipe
 from pellucid.quantize.run import Quantizer, Samples
 from pellucid.quantize.stage import Machine
 
-NUM_LAYERS, VOCAB = 2, 1024
+FEW = 1024  # tokens of the vocabulary, if there are not all layers
 
 
-def write(folder: Path, config: dict) -> None:
-    """Two layers of random numbers; outputs of norms are as large as a model's."""
+def write(folder: Path, config: dict, device: torch.device) -> None:
+    """Layers of random numbers, a file each; outputs of norms are as large as a model's."""
     dim, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     queries, values = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (VOCAB, dim),
-        "model.norm.weight": (dim,),
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm": (dim,),
+        "post_attention_layernorm": (dim,),
+        "self_attn.q_norm": (head,),
+        "self_attn.k_norm": (head,),
+        "self_attn.q_proj": (queries, dim),
+        "self_attn.k_proj": (values, dim),
+        "self_attn.v_proj": (values, dim),
+        "self_attn.o_proj": (dim, queries),
+        "mlp.gate_proj": (inner, dim),
+        "mlp.up_proj": (inner, dim),
+        "mlp.down_proj": (dim, inner),
     }
-    for i in range(NUM_LAYERS):
-        shapes |= {
-            f"model.layers.{i}.{name}.weight": shape
-            for name, shape in {
-                "input_layernorm": (dim,),
-                "post_attention_layernorm": (dim,),
-                "self_attn.q_norm": (head,),
-                "self_attn.k_norm": (head,),
-                "self_attn.q_proj": (queries, dim),
-                "self_attn.k_proj": (values, dim),
-                "self_attn.v_proj": (values, dim),
-                "self_attn.o_proj": (dim, queries),
-                "mlp.gate_proj": (inner, dim),
-                "mlp.up_proj": (inner, dim),
-                "mlp.down_proj": (dim, inner),
-            }.items()
-        }
-    tensors = {
-        name: torch.ones(shape, dtype=torch.bfloat16)
-        if len(shape) == 1
-        else torch.randn(shape).mul_(0.02).bfloat16()
-        for name, shape in shapes.items()
-    }
-    save_file(tensors, folder / "model.safetensors")
-    said = {
-        "num_hidden_layers": NUM_LAYERS,
-        "vocab_size": VOCAB,
-        "tie_word_embeddings": True,
-        "dtype": "bfloat16",
-    }
-    (folder / "config.json").write_text(json.dumps(config | said))
+    table = (config["vocab_size"], dim)
+    files = [
+        {f"model.layers.{i}.{name}.weight": shape for name, shape in layer.items()}
+        for i in range(config["num_hidden_layers"])
+    ]
+    files.append({"model.embed_tokens.weight": table, "model.norm.weight": (dim,)})
+    if not config["tie_word_embeddings"]:
+        files[-1]["lm_head.weight"] = table
+    holder: dict[str, str] = {}
+    for i, shapes in enumerate(files):
+        name = f"model-{i:05}-of-{len(files):05}.safetensors"
+        holder |= dict.fromkeys(shapes, name)
+        save_file({key: random(shape, device) for key, shape in shapes.items()}, folder / name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": holder}))
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
+
+
+def random(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    numbers = torch.empty(shape, dtype=torch.bfloat16, device=device)
+    return (numbers.fill_(1) if len(shape) == 1 else numbers.normal_(0, 0.02)).cpu()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time a layer of `pellucid quantize`.")
     parser.add_argument("--shape", default="qwen3-8b", help="a file in pellucid/assets/shapes")
     parser.add_argument("--method", default="gptq")
+    parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--num-samples", type=int, default=128)
     parser.add_argument("--sample-length", type=int, default=2048, help="tokens")
     parser.add_argument("--device", default="cuda")
     args = parser.parse_args()
     config = json.loads((ASSETS / "shapes" / f"{args.shape}.json").read_text())
+    every = config["num_hidden_layers"]
+    config["num_hidden_layers"] = min(args.layers, every)
+    if args.layers < every:
+        config |= {"vocab_size": FEW, "tie_word_embeddings": True}
     draw = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, VOCAB, (args.num_samples, args.sample_length), generator=draw).tolist()
+    ids = torch.randint(
+        0, config["vocab_size"], (args.num_samples, args.sample_length), generator=draw
+    ).tolist()
     machine = Machine(detect(args.device), torch.device(args.device))
     seconds: list[float] = []
     with tempfile.TemporaryDirectory() as name:
         plain, out = Path(name) / "plain", Path(name) / "out"
         plain.mkdir()
-        write(plain, config)
+        write(plain, config, machine.device)
         checkpoint = Checkpoint.open(ModelConfig(model=str(plain), skip_tokenizer_init=True))
         recipe = Recipe(method=args.method)
-        began = time.perf_counter()
+        start = began = time.perf_counter()
 
         def tell(done: int) -> None:
             nonlocal began
@@ -101,8 +107,9 @@ def main() -> None:
         "method": args.method,
         "tokens": args.num_samples * args.sample_length,
         "seconds_of_each_layer": [round(each, 2) for each in seconds],
-        "layers": config["num_hidden_layers"],
-        "minutes_of_all": round(seconds[-1] * config["num_hidden_layers"] / 60, 2),
+        "minutes": round((time.perf_counter() - start) / 60, 2),
+        "layers": every,
+        "minutes_of_all": round(seconds[-1] * every / 60, 2),
         "mean_error": sum(each.error or 0 for each in report.matrices) / len(report.matrices),
     }
     if args.device == "cuda":
