@@ -166,6 +166,25 @@ class TestAutoRound:
         for packing, layout in (("auto_round:auto_gptq", "gptq"), ("auto_round:auto_awq", "awq")):
             format = of(UP, **self.CONFIG, packing_format=packing)
             assert format and (format.layout, format.code, format.group) == (layout, U4, Group(1, 128))
+        for packing in ("auto_round", "auto_round:gptqmodel", "auto_round:exllamav2"):
+            format = of(UP, **self.CONFIG, packing_format=packing)
+            assert format and (format.layout, format.options) == ("gptq", frozenset({"v2"}))
+        of_gptq = of(UP, **self.CONFIG, packing_format="auto_round:gptq:exllamav2")
+        assert of_gptq and not of_gptq.options
+
+    def test_floats(self) -> None:
+        config = {**self.CONFIG, "packing_format": "auto_round:llm_compressor"}
+        mx = of(UP, **config | {"data_type": "mx_fp", "group_size": 32, "act_bits": 4})
+        assert mx and (mx.layout, mx.act) == ("mxfp4", ActFormat(type="e2m1", group=32))
+        nv = of(UP, **config | {"data_type": "nv_fp4_with_static_gs", "group_size": 16})
+        assert nv and (nv.layout, nv.act) == ("nvfp4", ActFormat())
+        config |= {"bits": 8, "act_bits": 8, "packing_format": "auto_round:fp8"}
+        mx = of(UP, **config | {"data_type": "mx_fp8"})
+        assert mx and (mx.layout, mx.group, mx.act.group) == ("scaled", Group(1, 32), 32)
+        blocks = of(UP, **config | {"data_type": "fp", "weight_block_size": [128, 128]})
+        assert blocks and (blocks.layout, blocks.group) == ("fp8-blocks", Group(128, 128))
+        static = of(UP, **config | {"data_type": "fp8", "activation_scheme": "static"})
+        assert static and static.layout == "scaled" and static.act.static
 
     def test_layers_apart(self) -> None:
         extra = {UP: {"bits": 16}, r".*q_proj.*": {"bits": 2, "group_size": 32}, HEAD: {"bits": 8}}
@@ -431,7 +450,7 @@ REFUSALS = [
     ({"quant_method": "gptq", "bits": 4, "pack_dtype": "int16"}, "words of int16"),
     (
         {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:exl"},
-        "auto-round's 'int' in 'exl'",
+        "auto-round's 'int' of 4 bits in 'exl'",
     ),
     ({"quant_method": "auto-round", "bits": 4, "act_bits": 8}, "activations of 8 bits"),
     (ct(pack(9)), "pack-quantized of integers of 9 bits"),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
-from pellucid.quant.codes import ROW, S8, U2, U3, U4, Group
-from pellucid.quant.layouts.base import LayerFormat
+from pellucid.quant.codes import E2M1, E4M3, ROW, S8, U2, U3, U4, Group
+from pellucid.quant.layouts.base import PLAIN_ACT, ActFormat, LayerFormat
 from pellucid.quant.schemes.awq import awq_format
 from pellucid.quant.schemes.base import (
     EVERYTHING,
@@ -21,9 +22,26 @@ from pellucid.quant.schemes.base import (
     refusal,
     regex,
 )
+from pellucid.quant.schemes.fp8 import Fp8Scheme
 
 CODES = {2: U2, 3: U3, 4: U4, 8: S8}
 VERSIONS = {"gptq": frozenset[str](), "gptq_v2": frozenset({"v2"})}
+PACKINGS = {  # of auto-round, whose own has zeros as they are
+    **dict.fromkeys(("auto_awq", "awq"), "awq"),
+    **dict.fromkeys(("auto_gptq", "gptq"), "gptq"),
+    **dict.fromkeys(("auto_round", "gptqmodel", "exllamav2", "tritonv2"), "gptq_v2"),
+}
+FLOATS_OF_AUTO_ROUND = {  # by its data_type and bits, as compressed-tensors has them
+    ("mx_fp", 4): LayerFormat(
+        layout="mxfp4", code=E2M1, group=Group(1, 32), act=ActFormat(type="e2m1", group=32)
+    ),
+    ("mx_fp", 8): LayerFormat(
+        layout="scaled", code=E4M3, group=Group(1, 32), act=ActFormat(type="e4m3", group=32)
+    ),
+    ("nv_fp", 4): LayerFormat(
+        layout="nvfp4", code=E2M1, group=Group(1, 16), act=ActFormat(type="e2m1", group=16)
+    ),
+}
 WAY_OUT = "convert it with GPTQModel to the format 'gptq', or use another checkpoint"
 
 
@@ -48,16 +66,18 @@ class GptqScheme(QuantScheme):
 class AutoRoundScheme(QuantScheme):
     def rules(self, stored: StoredConfig, options: Options) -> Rules:
         rules = [
-            Rule(layers(name), auto_round_format(own.over(options)))
+            Rule(layers(name), auto_round_format(stored, own.over(options)))
             for name, own in options.parts("extra_config").items()
         ]
-        format = auto_round_format(options)
+        format = auto_round_format(stored, options)
         named = options.get("block_name_to_quantize")
         blocks = named.split(",") if isinstance(named, str) else options.names("block_name_to_quantize")
         rules += [Rule(path(name.strip()), format, LINEAR) for name in blocks]
         if not blocks:
             rules.append(Rule(EVERYTHING, format, LINEAR))
-        return Rules(tuple(rules), plain_layers(stored, stored.layers_with(".qweight")))
+        kinds_of_scales = (".qweight", ".weight_scale", ".weight_scale_inv")
+        coded = frozenset[str]().union(*map(stored.layers_with, kinds_of_scales))
+        return Rules(tuple(rules), plain_layers(stored, coded))
 
 
 def gptq_format(options: Options) -> LayerFormat:
@@ -83,27 +103,35 @@ def gptq_format(options: Options) -> LayerFormat:
     )
 
 
-def auto_round_format(options: Options) -> LayerFormat | None:
-    """Packed as GPTQ or as AWQ; 16 bits and more are plain."""
-    if options.number("bits") >= 16:
+def auto_round_format(stored: StoredConfig, options: Options) -> LayerFormat | None:
+    """Integers packed as GPTQ or as AWQ, or floats; 16 bits and more are plain."""
+    bits = options.number("bits")
+    if bits >= 16:
         return None
-    if options.number("act_bits", default=16) < 16:
+    kind = options.text("data_type", default="int")
+    if kind.startswith("fp"):
+        return Fp8Scheme().format_of(stored, options)
+    acts = options.number("act_bits", default=16)
+    for (name, size), format in FLOATS_OF_AUTO_ROUND.items():
+        if kind.startswith(name) and bits == size:
+            return format if acts < 16 else replace(format, act=PLAIN_ACT)
+    if acts < 16:
         raise refusal(
             f"auto-round's activations of {options.get('act_bits')} bits",
             "only weights are read in this form",
             "save it in auto-round's format 'llm_compressor'",
         )
-    kind = options.text("data_type", default="int")
-    packing = options.text("packing_format", default="auto_round:auto_gptq").removeprefix("auto_round:")
-    if kind != "int" or packing not in ("auto_gptq", "gptq", "auto_awq", "awq"):
+    packing = options.text("packing_format", default="auto_gptq").removeprefix("auto_round:")
+    found = next((PACKINGS[part] for part in packing.split(":") if part in PACKINGS), "")
+    if kind != "int" or not found:
         raise refusal(
-            f"auto-round's {kind!r} in {packing!r}",
-            "there are integers packed as auto_gptq or auto_awq",
+            f"auto-round's {kind!r} of {bits} bits in {packing!r}",
+            "there are integers packed as auto_round, auto_gptq or auto_awq, fp, mx_fp and nv_fp",
             "save it in one of these, or in the format 'llm_compressor'",
         )
-    if packing.endswith("awq"):
+    if found == "awq":
         return awq_format(options)
-    return gptq_format(Options({**options.entries, "checkpoint_format": "gptq"}, options.where))
+    return gptq_format(Options({**options.entries, "checkpoint_format": found}, options.where))
 
 
 def layers(name: str) -> re.Pattern[str]:
