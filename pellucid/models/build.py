@@ -36,6 +36,7 @@ from pellucid.models.loader import (
     weights_of,
 )
 from pellucid.models.registry import MODELS, Model
+from pellucid.models.text_config import spellings_of
 from pellucid.platform import Platform
 from pellucid.quant.base import Coords
 from pellucid.quant.quantization import choose_quantization
@@ -246,7 +247,11 @@ def make_context(
 ) -> BuildContext:  # fmt: skip
     """Where the layers of a checkpoint are built."""
     stored = StoredConfig(
-        config=checkpoint.config, side=checkpoint.side, tensors=source.infos, metadata=source.metadata
+        config=checkpoint.config,
+        side=checkpoint.side,
+        tensors=source.infos,
+        metadata=source.metadata,
+        spellings=spellings(source),
     )
     return BuildContext(
         quantization=choose_quantization(stored, options.quantization, platform, options.dtype),
@@ -268,6 +273,17 @@ def make_context(
         expert_parallel=options.expert_parallel,
         engines=options.engines,
     )
+
+
+def spellings(source: TensorSource) -> dict[str, tuple[str, ...]]:
+    """The names outside of what the checkpoint calls otherwise than the model, a matrix or a tensor."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name in source.infos:
+        key = source.key(name)
+        if key != name:
+            for ours, theirs in ((name, key), (name.rpartition(".")[0], key.rpartition(".")[0])):
+                found[ours] = spellings_of(theirs)
+    return found
 
 
 def read_own(source: TensorSource, tied: Mapping[str, str], name: str) -> Tensor | None:

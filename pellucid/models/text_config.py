@@ -24,6 +24,14 @@ def text_key(key: str) -> str:
     return key.removeprefix("language_model.").replace("model.language_model.", "model.")
 
 
+def spellings_of(path: str) -> tuple[str, ...]:
+    """The names that configs have for a module which a checkpoint calls so: of a multimodal one several."""
+    text = text_key(path)
+    if text == path:
+        return (path,)
+    return path, f"language_model.{text}", text.replace("model.", "model.language_model.", 1)
+
+
 def text_config(config: dict[str, object]) -> dict[str, object]:
     """A config.json as if it were the text model's alone; one of an architecture without a part as it is.
 

@@ -10,11 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from pellucid.config import ModelConfig
+from pellucid.models.build import BuildOptions, make_context
+from pellucid.models.checkpoint import Checkpoint
+from pellucid.models.loader import open_source
+from pellucid.models.registry import MODELS
 from pellucid.quant.codes import U4, Codes, Group, Scales
 from pellucid.quant.layouts import layout_of
 from pellucid.quant.layouts.base import LayerFormat, Writes
-from tests.models.conftest import Folder
-from tests.models.harness import Harness, load, num_codes
+from tests.models.conftest import CONFIG, Folder
+from tests.models.harness import CPU, Harness, load, num_codes
 
 GROUP = Group(1, 8)
 
@@ -214,3 +219,30 @@ def test_codes_that_stay_packed_compute_the_same(
     assert "kept at 6.00 bits" in caplog.text or "kept at 8.00 bits" in caplog.text
     assert "decoded" not in caplog.text
     torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "in_files", "in_config", "ours"),
+    [
+        ("Gemma3ForConditionalGeneration", "language_model.model.{}", "model.language_model.{}", "model.{}"),
+        ("Gemma3ForConditionalGeneration", "model.language_model.{}", "language_model.model.{}", "model.{}"),
+        ("Llama4ForConditionalGeneration", *["language_model.model.{}"] * 2, "model.{}"),
+        (
+            *("MixtralForCausalLM", "model.{}.block_sparse_moe.experts.0.w2"),
+            *("model.{}.block_sparse_moe.experts.0.w2", "model.{}.mlp.experts.0.down_proj"),
+        ),
+    ],
+)
+def test_configs_name_matrices_as_checkpoints_do_or_their_classes(
+    architecture: str, in_files: str, in_config: str, ours: str, tmp_path: Path
+) -> None:
+    plain, coded = "layers.0", "layers.1"
+    tensors = {f"{in_files.format(layer)}.weight": torch.zeros(2) for layer in (plain, coded)}
+    quantization = {**CHECKPOINTS["compressed-tensors"][0], "ignore": [in_config.format(plain)]}
+    folder = Folder(tmp_path, CONFIG | {"quantization_config": quantization}, tensors).write()
+    checkpoint, family = Checkpoint.open(ModelConfig(model=str(folder))), MODELS.load(architecture)
+    source = open_source(checkpoint, family.rename)
+    options = BuildOptions(dtype=torch.bfloat16, device=torch.device("cpu"), block_size=16, max_model_len=64)
+    stored = make_context(checkpoint, source, {}, CPU, options).quantization.stored
+    assert stored(ours.format(plain), "linear") is None
+    assert stored(ours.format(coded), "linear") is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pellucid.quant.schemes.base import Options, QuantScheme, Rules, StoredConfig, refusal
 from pellucid.registry import Registry
 
@@ -78,7 +80,7 @@ def rules_of(stored: StoredConfig, asked: str | None = None) -> Rules | None:
         raise refusal(f"{method!r}", REFUSED[method], INSTEAD)
     if method not in SCHEMES:
         raise refusal(f"{method!r}", f"there are {', '.join(SCHEMES)}", INSTEAD)
-    return SCHEMES.load(method)().rules(stored, options)
+    return replace(SCHEMES.load(method)().rules(stored, options), spellings=stored.spellings)
 
 
 def method_of(options: Options) -> str:

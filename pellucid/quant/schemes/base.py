@@ -35,13 +35,14 @@ class StoredConfig:
     """What a scheme sees of a checkpoint: all but the weights.
 
     side: the other JSON files beside config.json, by name.  tensors: by name, none if they are not known yet.
-    metadata: of safetensors' headers.
+    metadata: of safetensors' headers.  spellings: of matrices that have other names outside, these names.
     """
 
     config: Mapping[str, object]
     side: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
     metadata: Mapping[str, object] = field(default_factory=dict)
+    spellings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def quantization(self) -> Options | None:
@@ -75,19 +76,22 @@ class Rule(NamedTuple):
 class Rules:
     """How each layer is stored: the first rule that names it tells; what none names is plain.
 
-    plain: layers that the files show to be plain, whatever the rules say.
+    plain: layers that the files show to be plain, whatever the rules say.  spellings: see `StoredConfig`.
     """
 
     rules: tuple[Rule, ...]
     plain: frozenset[str] = frozenset()
+    spellings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def format_of(self, name: str, kind: Kind = "linear") -> LayerFormat | None:
         """How the matrix called `name` ("model.layers.0.mlp.up_proj") is stored; None is plain."""
         if name in self.plain:
             return None
-        hit = (rule for rule in self.rules if kind in rule.kinds and rule.pattern.fullmatch(name))
-        rule = next(hit, None)
-        return rule.format if rule else None
+        names = (name, *self.spellings.get(name, ()))
+        for rule in self.rules:
+            if kind in rule.kinds and any(map(rule.pattern.fullmatch, names)):
+                return rule.format
+        return None
 
 
 class QuantScheme(Protocol):
