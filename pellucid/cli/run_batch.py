@@ -7,7 +7,7 @@ import asyncio
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 from pellucid.cli.options import add_engine_options, add_ignored, add_section, chosen, engine_options
 from pellucid.cli.serve import serve_options
@@ -40,18 +40,20 @@ def run(args: argparse.Namespace) -> int:
     options = serve_options(args)
     if args.input_file != "-" and not Path(args.input_file).is_file():
         raise ValueError(f"input_file is {args.input_file!r}, which is no file")
+    if Path(args.output_file).resolve() == Path(args.input_file).resolve() and args.input_file != "-":
+        raise ValueError(f"output_file is {args.output_file!r}, the input_file; its requests would be lost")
     llm: AsyncLLM = load_object("pellucid.async_llm:AsyncLLM")(**engine_options(args))
     with ExitStack() as files:
         files.callback(llm.shutdown)
-        lines, output = sys.stdin, sys.stdout
+        lines, output = sys.stdin.buffer, sys.stdout
         if args.input_file != "-":
-            lines = files.enter_context(open(args.input_file, encoding="utf-8"))
+            lines = files.enter_context(open(args.input_file, "rb"))
         if args.output_file != "-":
             output = files.enter_context(open(args.output_file, "w", encoding="utf-8"))
         return asyncio.run(_run(llm, options, lines, output))
 
 
-async def _run(llm: AsyncLLM, options: ServeOptions, lines: TextIO, output: TextIO) -> int:
+async def _run(llm: AsyncLLM, options: ServeOptions, lines: BinaryIO, output: TextIO) -> int:
     from pellucid.server.app import make_app, make_server
     from pellucid.server.batch import run_batch
 

@@ -13,7 +13,7 @@ from pellucid.async_llm import AsyncLLM
 from pellucid.lora.request import LoRARequest
 from pellucid.sampling_params import SamplingParams
 from pellucid.server.context import Server, server_of
-from pellucid.server.errors import ApiError, users_fault
+from pellucid.server.errors import AnswerFailedError, ApiError, users_fault
 
 router = APIRouter()
 
@@ -76,6 +76,9 @@ async def _try(server: Server, adapter: LoRARequest) -> None:
     try:
         async for output in mailbox:
             if output.error is not None:
+                failure = AnswerFailedError(output.error)
+                if failure.status == 503:  # says nothing of the adapter
+                    raise failure
                 raise ApiError(400, output.error, param="lora_path")
     finally:
         mailbox.close()

@@ -13,9 +13,13 @@ from starlette.types import ASGIApp, Message
 logger = logging.getLogger(__name__)
 # Requests are handed over as fast as the engine has room for some more, and no faster.
 MOST_AT_ONCE = 1024
+# Who wrote the file gives no orders to the engine: one to sleep would fail all other lines.
+ROUTES = ("/v1/", "/v2/rerank", "/rerank", "/score", "/tokenize", "/detokenize")
 
 
-async def run_batch(app: ASGIApp, lines: Iterable[str], *, at_once: int = MOST_AT_ONCE) -> AsyncIterator[str]:
+async def run_batch(
+    app: ASGIApp, lines: Iterable[bytes], *, at_once: int = MOST_AT_ONCE
+) -> AsyncIterator[str]:
     """The answer to each line that is not empty, as a line, in the order of the lines."""
     running: list[asyncio.Task[str]] = []
     for line in lines:
@@ -28,19 +32,18 @@ async def run_batch(app: ASGIApp, lines: Iterable[str], *, at_once: int = MOST_A
         yield await task
 
 
-async def _answer(app: ASGIApp, line: str) -> str:
+async def _answer(app: ASGIApp, line: bytes) -> str:
     """A line of the output."""
     custom_id: object = None
     try:
         asked = json.loads(line)
-        custom_id, method, url = asked.get("custom_id"), asked.get("method", "POST"), asked["url"]
-        body = asked.get("body") or {}
-        if body.get("stream"):
-            raise ValueError("a batch has no streams; leave stream out")
-        status, answer = await _call(app, method, url, json.dumps(body).encode())
+        if not isinstance(asked, dict):
+            raise ValueError("it must be an object with custom_id, method, url and body")
+        custom_id = asked.get("custom_id")
+        status, answer = await _call(app, *_request(asked))
         response = {"status_code": status, "request_id": f"batch-{uuid.uuid4().hex}", "body": answer}
         failure = None if status < 400 else answer
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except ValueError as error:
         response, failure = None, {"message": f"the line is no request: {error}", "type": "BadRequestError"}
     except Exception as error:
         logger.exception("request %r has had no answer", custom_id)
@@ -52,7 +55,30 @@ async def _answer(app: ASGIApp, line: str) -> str:
         "response": response,
         "error": failure,
     }
-    return json.dumps(made, ensure_ascii=False)
+    text = json.dumps(made, ensure_ascii=False)
+    return text if _is_text(text) else json.dumps(made)
+
+
+def _request(asked: dict[str, object]) -> tuple[str, str, bytes]:
+    """Method, path and body that a line asks for.  Raises ValueError."""
+    method, url, body = asked.get("method", "POST"), asked.get("url"), asked.get("body") or {}
+    if not isinstance(method, str) or not isinstance(url, str) or not isinstance(body, dict):
+        raise ValueError("its method and url must be texts, its body an object")
+    if not url.startswith(ROUTES):
+        raise ValueError(f"its url is {url!r}, must be a route such as /v1/chat/completions")
+    for name in ("stream", "background"):
+        if body.get(name):
+            raise ValueError(f"a batch waits for whole answers; leave {name} out")
+    return method.upper(), url, json.dumps(body).encode()
+
+
+def _is_text(text: str) -> bool:
+    """Can it be written?  Half of a pair of UTF-16's, which JSON can name, cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 async def _call(app: ASGIApp, method: str, path: str, body: bytes) -> tuple[int, object]:

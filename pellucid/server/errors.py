@@ -25,6 +25,8 @@ from pellucid.types import STUCK
 logger = logging.getLogger(__name__)
 RETRY_SECONDS = "1"
 SHUTTING_DOWN = "the server is shutting down"
+PAUSED = "the operator has paused the engine"
+PUT_TO_SLEEP = "the operator has put the engine to sleep"
 CLIENT_GONE = 499  # nginx's word for it; nobody reads it
 TYPES = {
     400: "BadRequestError",
@@ -82,7 +84,8 @@ class AnswerFailedError(ApiError):
     """The engine has given a request up."""
 
     def __init__(self, message: str) -> None:
-        super().__init__({SHUTTING_DOWN: 503, STUCK: 400}.get(message, 500), message)
+        ordered = dict.fromkeys((SHUTTING_DOWN, PAUSED, PUT_TO_SLEEP), 503)
+        super().__init__({**ordered, STUCK: 400}.get(message, 500), message)
 
 
 def overloaded(message: str) -> ApiError:
@@ -155,7 +158,10 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return refusal(request, ApiError(400, _body_fault(error.errors()[0], request)))
+        where, *path = (fault := error.errors()[0])["loc"]
+        if where == "query":
+            return refusal(request, field_fault([{**fault, "loc": path}]))
+        return refusal(request, ApiError(400, _body_fault(fault, request)))
 
     @app.exception_handler(Exception)
     async def unforeseen(request: Request, error: Exception) -> Response:

@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from pellucid import __version__
 from pellucid.async_llm import EngineDeadError
 from pellucid.server.context import server_of
-from pellucid.server.errors import ApiError, overloaded, users_fault
+from pellucid.server.errors import PAUSED, PUT_TO_SLEEP, ApiError, overloaded, users_fault
 from pellucid.server.respond import json_response
 from pellucid.sleep.state import check_level, check_tags
 
@@ -60,7 +60,7 @@ async def pause(request: Request, mode: str = "abort") -> Response:
             400, f"mode is {mode!r}, must be abort or keep; to let requests end first, send no new ones"
         )
     if mode == "abort":
-        server.llm.fail_all("the operator has paused the engine")
+        server.llm.fail_all(PAUSED)
     server.llm.pause(is_on=True)
     server.is_paused = True
     return json_response({"status": "paused"})
@@ -89,7 +89,7 @@ async def sleep(request: Request, level: int = 1, mode: str = "abort") -> Respon
     server.falls_asleep = True
     try:
         if mode == "abort":
-            server.llm.fail_all("the operator has put the engine to sleep")
+            server.llm.fail_all(PUT_TO_SLEEP)
         while server.llm.num_completions:
             await asyncio.sleep(WAIT_SECONDS)
         await _followed(server.llm.sleep(level))

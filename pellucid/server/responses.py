@@ -7,9 +7,10 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from pellucid.server.answer import Answer, Piece, Usage
@@ -23,7 +24,7 @@ from pellucid.server.parsers.base import Content, Reasoning, ToolCallArguments, 
 from pellucid.server.parsers.base import Event as Said
 from pellucid.server.protocol.openai import ChatRequest, JsonObject
 from pellucid.server.protocol.openai_output import TokenLogprob
-from pellucid.server.protocol.responses import ResponsesRequest
+from pellucid.server.protocol.responses import ResponsesRequest, input_items
 from pellucid.server.protocol.responses_output import (
     ArgumentsDelta,
     ArgumentsDone,
@@ -111,14 +112,23 @@ async def cancel_response(id: str, request: Request) -> Response:
 
 
 @router.get(PATH + "/{id}/input_items", summary="What a stored response answers")
-async def list_input_items(id: str, request: Request) -> Response:
-    own = [message for message in _stored(id, request).own if message["role"] != "assistant"]
-    items: list[JsonObject] = []
-    for i, message in enumerate(own):
-        part = {"type": "input_text", "text": message["content"]}
-        items.append({"type": "message", "id": f"msg_{id}_{i}", "role": message["role"], "content": [part]})
-    names = [str(item["id"]) for item in items] or [None]
-    return json_response(InputItems(items, names[0], names[-1]))
+async def list_input_items(
+    id: str,
+    request: Request,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+) -> Response:
+    items = input_items(_stored(id, request).own, id)
+    if order == "desc":
+        items.reverse()
+    names = [str(item["id"]) for item in items]
+    if after is not None and after not in names:
+        raise ApiError(400, f"after is {after!r}, which is no item of this response", param="after")
+    begin = 0 if after is None else names.index(after) + 1
+    shown = names[begin : begin + limit] or [None]
+    has_more = begin + limit < len(items)
+    return json_response(InputItems(items[begin : begin + limit], shown[0], shown[-1], has_more=has_more))
 
 
 def owner_of(request: Request) -> str:
@@ -413,8 +423,8 @@ class _ResponseForm:
         return [] if found is None else found.content
 
     def _keep(self) -> StoredResponse:
-        own = [*self.messages, *self._answered()]
-        stored = StoredResponse(body=self.body, owner=self.owner, messages=[*self.history, *own], own=own)
+        messages = [*self.history, *self.messages, *self._answered()]
+        stored = StoredResponse(body=self.body, owner=self.owner, messages=messages, own=self.messages)
         self.server.responses.put(stored)
         return stored
 

@@ -21,8 +21,8 @@ class StoredResponse:
     """One response, and the conversation that it ends.
 
     owner: who may ask for it.  messages: the conversation's, the earlier ones those of the response that it
-    goes on from.  own: this response's part of them.  task: that makes it, in the background.  num_bytes: of
-    the response alone.
+    goes on from.  own: those that its request brought.  task: that makes it, in the background.  num_bytes:
+    of the response alone.
     """
 
     body: ResponseBody

@@ -34,19 +34,35 @@ def test_each_line_is_answered_in_order(tmp_path: Path, capsys: pytest.CaptureFi
         line("streamed", "/v1/completions", {"prompt": "a", "stream": True}),
         line("nowhere", "/v1/nothing", {}),
         "no json",
+        line("asleep", "/sleep", {}),
+        line("later", "/v1/responses", {"input": "a", "background": True}),
+        json.dumps({"custom_id": "half \ud83d", "method": "post", "url": "/v1/completions", "body": ["a"]}),
+        json.dumps(["a"]),
+        "no text",
     ]
-    asked.write_text("\n".join(lines))
+    asked.write_bytes("\n".join(lines).encode("utf-8-sig").replace(b"no text", b'{"custom_id": "\xff"}'))
     assert main(["run-batch", "-i", str(asked), "-o", str(answered), *SMALL]) == 1
     said = capsys.readouterr().err
-    assert "4 of 6 requests failed" in said and "max_tokens" in said
+    assert "9 of 11 requests failed" in said and "max_tokens" in said
     answers = [json.loads(text) for text in answered.read_text().splitlines()]
-    assert [each["custom_id"] for each in answers] == ["sum", "text", "wrong", "streamed", "nowhere", None]
-    total, text, wrong, streamed, nowhere, broken = answers
+    names = [each["custom_id"] for each in answers]
+    assert names[:5] == ["sum", "text", "wrong", "streamed", "nowhere"] and names[6:8] == ["asleep", "later"]
+    total, text, wrong, streamed, nowhere, broken, asleep, later, half, listed, coded = answers
     assert total["response"]["body"]["choices"][0]["message"]["content"] == "132" and total["error"] is None
     assert text["response"]["status_code"] == 200
     assert wrong["response"]["status_code"] == 400 and "max_tokens" in wrong["error"]["error"]["message"]
-    assert streamed["response"] is None and "no streams" in streamed["error"]["message"]
+    assert streamed["response"] is None and "leave stream out" in streamed["error"]["message"]
+    assert "must be a route" in asleep["error"]["message"] and "background" in later["error"]["message"]
+    assert half["custom_id"] == "half \ud83d" and "body an object" in half["error"]["message"]
+    assert "must be an object" in listed["error"]["message"] and "decode" in coded["error"]["message"]
     assert nowhere["response"]["status_code"] == 404 and "no request" in broken["error"]["message"]
+
+
+def test_a_file_is_not_answered_into_itself(tmp_path: Path) -> None:
+    asked = tmp_path / "in.jsonl"
+    asked.write_text("{}")
+    assert main(["run-batch", "-i", str(asked), "-o", f"{tmp_path}/../{tmp_path.name}/in.jsonl"]) == 2
+    assert asked.read_text() == "{}"
 
 
 def test_one_line_that_breaks_the_server_is_one_line_and_so_many_are_under_way() -> None:
@@ -64,10 +80,10 @@ def test_one_line_that_breaks_the_server_is_one_line_and_so_many_are_under_way()
     def failed(request: Request, error: Exception) -> JSONResponse:
         return JSONResponse({"error": {"message": "an internal error"}}, 500)
 
-    app = Starlette(routes=[Route("/a", answered, methods=["POST"])], exception_handlers={500: failed})
+    app = Starlette(routes=[Route("/v1/a", answered, methods=["POST"])], exception_handlers={500: failed})
 
     async def run() -> list[dict[str, Any]]:
-        lines = [line(f"{n}", "/a", {"n": n}) for n in range(30)]
+        lines = [line(f"{n}", "/v1/a", {"n": n}).encode() for n in range(30)]
         return [json.loads(each) async for each in run_batch(app, lines, at_once=5)]
 
     answers = asyncio.run(run())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -12,7 +13,7 @@ import pytest
 from websockets.sync.client import connect
 
 from pellucid import LLM, SamplingParams
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, eventually
 from tests.server.conftest import Running, running
 
 PROMPT = list(range(5, 60))
@@ -73,3 +74,15 @@ def test_adapters_come_and_go(served: Running, adapters: dict[str, Path], tmp_pa
     assert post(served, "/v1/unload_lora_adapter", lora_name="new").status_code == 404
     nowhere = post(served, "/v1/load_lora_adapter", lora_name="x", lora_path=str(tmp_path))
     assert nowhere.status_code == 400 and "no LoRA adapter" in nowhere.json()["error"]["message"]
+
+
+def test_a_pause_says_nothing_of_an_adapter(served: Running, adapters: dict[str, Path]) -> None:
+    path = str(adapters["one"] / "adapter")
+    httpx.post(f"{served.url}/pause?mode=keep")
+    with ThreadPoolExecutor(1) as thread:
+        loading = thread.submit(post, served, "/v1/load_lora_adapter", lora_name="late", lora_path=path)
+        eventually(lambda: served.metric("vllm:num_requests_waiting") == 1)
+        httpx.post(f"{served.url}/pause")
+        assert loading.result().status_code == 503 and "paused" in loading.result().text
+    httpx.post(f"{served.url}/resume")
+    assert post(served, "/v1/unload_lora_adapter", lora_name="late").status_code == 404

@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -335,9 +336,16 @@ def test_a_pause_may_end_what_runs(server: Running, client: openai.OpenAI) -> No
         model="sprout", prompt="Once", max_tokens=3000, extra_body=extra, stream=True
     )
     next(stream)
-    httpx.post(f"{server.url}/pause")
-    with pytest.raises(openai.APIError, match="the operator has paused the engine"):
-        list(stream)
+    with ThreadPoolExecutor(1) as thread:
+        options: Any = {"model": "sprout", "prompt": "Once", "max_tokens": 3000, "extra_body": extra}
+        whole = thread.submit(client.completions.create, **options)
+        eventually(lambda: server.metric("vllm:num_requests_running") == 2)
+        httpx.post(f"{server.url}/pause")
+        with pytest.raises(openai.APIError, match="the operator has paused the engine"):
+            list(stream)
+        with pytest.raises(openai.InternalServerError, match="has paused the engine") as told:
+            whole.result()
+    assert told.value.status_code == 503 and told.value.response.headers["Retry-After"]
     httpx.post(f"{server.url}/resume")
     server.wait_until_idle()
     assert client.completions.create(model="sprout", prompt="Once", max_tokens=2).choices[0].text
@@ -393,4 +401,5 @@ def test_what_runs_may_end_before_a_sleep(server: Running, client: openai.OpenAI
     assert httpx.post(f"{server.url}/wake_up", timeout=PATIENCE).status_code == 200
     assert httpx.post(f"{server.url}/sleep?mode=keep").status_code == 400
     assert httpx.post(f"{server.url}/sleep?level=3").status_code == 400
+    assert "level: Input should be" in httpx.post(f"{server.url}/sleep?level=deep").text
     assert httpx.post(f"{server.url}/wake_up?tags=x").status_code == 400

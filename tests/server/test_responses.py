@@ -161,6 +161,35 @@ def test_what_was_said_goes_on(client: openai.OpenAI) -> None:
     assert client.responses.retrieve(third.id).id == third.id
 
 
+def test_what_was_asked_is_listed_as_it_came(client: openai.OpenAI) -> None:
+    asked: list[Any] = [
+        {"role": "user", "content": "What's the weather in Paris?"},
+        {
+            "type": "reasoning",
+            "id": "r",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": "Hm"}],
+        },
+        {"role": "assistant", "content": "I shall see."},
+        {"type": "function_call", "call_id": "c", "name": "get_weather", "arguments": '{"city": "Paris"}'},
+        {"type": "function_call_output", "call_id": "c", "output": "18"},
+        {"role": "user", "content": "Thanks"},
+    ]
+    id = ask(client, asked, max_output_tokens=2).id
+    items = [item.to_dict() for item in client.responses.input_items.list(id, order="asc")]
+    kinds = ["message", "reasoning", "message", "function_call", "function_call_output", "message"]
+    assert [item["type"] for item in items] == kinds
+    assert items[3]["arguments"] == '{"city": "Paris"}' and items[4] == items[4] | asked[4]
+    names = [item.id for item in client.responses.input_items.list(id)]
+    assert names == [item["id"] for item in items][::-1] and len(set(names)) == len(asked)
+    page = client.responses.input_items.list(id, limit=2)
+    assert [item.id for item in page.data] == names[:2] and page.has_more
+    assert [item.id for item in page] == names, "all pages"
+    for wrong in ({"after": "nobody"}, {"limit": 0}, {"order": "up"}):
+        with pytest.raises(openai.BadRequestError, match=next(iter(wrong))):
+            client.responses.input_items.list(id, **wrong)  # type: ignore[arg-type]
+
+
 def test_who_wants_nothing_stored_gets_that(client: openai.OpenAI) -> None:
     answer = ask(client, "What is 1+1?", store=False)
     with pytest.raises(openai.NotFoundError):

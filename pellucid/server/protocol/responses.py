@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 from pydantic import Field
 
@@ -96,6 +96,36 @@ SAME = (
     *("stream", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "cache_salt"),
     *("frequency_penalty", "repetition_penalty", "priority", "chat_template_kwargs", "request_id", "user"),
 )
+
+
+def input_items(messages: Sequence[JsonObject], id: str) -> list[JsonObject]:
+    """Messages of a chat as items again, which are called after the response `id`."""
+    return [
+        {**item, "id": f"{kind}_{id}_{i}"}
+        for i, (kind, item) in enumerate(each for message in messages for each in _items(message))
+    ]
+
+
+def _items(message: JsonObject) -> Iterator[tuple[str, JsonObject]]:
+    """What one message is, each with the kind of its name."""
+    role, text, done = message["role"], message.get("content"), {"status": "completed"}
+    if role == "tool":
+        called = {"call_id": message.get("tool_call_id"), "output": text}
+        yield "fc", {"type": "function_call_output", **called, **done}
+        return
+    if role != "assistant":
+        part = {"type": "input_text", "text": text}
+        yield "msg", {"type": "message", "role": role, "content": [part], **done}
+        return
+    if thought := message.get("reasoning_content"):
+        part = {"type": "reasoning_text", "text": thought}
+        yield "rs", {"type": "reasoning", "summary": [], "content": [part]}
+    if text:
+        part = {"type": "output_text", "text": text, "annotations": []}
+        yield "msg", {"type": "message", "role": role, "content": [part], **done}
+    for call in cast("list[JsonObject]", message.get("tool_calls") or []):
+        function = cast(JsonObject, call["function"])
+        yield "fc", {"type": "function_call", "call_id": call["id"], **function, **done}
 
 
 def _messages(items: Sequence[JsonObject]) -> Iterator[JsonObject]:
