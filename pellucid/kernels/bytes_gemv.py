@@ -34,8 +34,6 @@ from pellucid.kernels.round_rows import (
     to_byte,
 )
 from pellucid.kernels.scaled_matmul import scaled_matmul_ref
-from pellucid.kernels.silu_mul import gate
-from pellucid.kernels.small_matmul import output_of
 from pellucid.kernels.tiles import MAX_GEMV_ROWS, Gemv
 
 LANES = 16  # neighbouring inputs that one thread multiplies: a load of 16 bytes
@@ -50,13 +48,11 @@ def bytes_gemv(
     rounding: Rounding = BY_ROWS,
     *,
     bias: Tensor | None = None,
-    act: str | None = None,
 ) -> Tensor:
     """x [M, K], M up to 4, times W[N, K]^T and the scales of both, plus bias [N]: [M, N] in x's dtype.
 
     weight: FP8, or INT8 of multiples of 16 inputs.  weight_scale: float32 [N, G].  rounding: how x is
-    rounded, or was; if by groups, it was, they are multiples of 16 inputs, and W is FP8.  act: gate
-    the product, as small_matmul does, which makes it [M, N / 2].
+    rounded, or was; if by groups, it was, they are multiples of 16 inputs, and W is FP8.
     """
     rows, scales = (x.values, x.scales.t().contiguous()) if isinstance(x, Rounded) else (x, None)
     (num_rows, num_in), num_out = rows.shape, weight.shape[0]
@@ -70,9 +66,7 @@ def bytes_gemv(
         assert group == num_in and num_in % LANES == 0, (group, num_in)
         weight = weight.view(torch.int32)
         rows = rows if scales is None else rows.view(torch.int32)
-    assert act is None or num_out % 2 == tile.block_n % 2 == 0, (num_out, tile)
-    width = num_out // 2 if act else num_out
-    out = torch.empty((num_rows, width), dtype=x.dtype, device=weight.device)
+    out = torch.empty((num_rows, num_out), dtype=x.dtype, device=weight.device)
     bytes_gemv_kernel[(triton.cdiv(num_out, tile.block_n),)](
         rows,
         scales,
@@ -90,7 +84,6 @@ def bytes_gemv(
         BLOCK_N=tile.block_n,
         BLOCK_K=tile.block_k,
         LANES=LANES,
-        ACT=act,
         num_warps=tile.num_warps,
         **dependent(),
     )
@@ -130,7 +123,6 @@ def bytes_gemv_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     LANES: tl.constexpr,
-    ACT: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """One program a block of outputs."""
@@ -141,8 +133,7 @@ def bytes_gemv_kernel(
     GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP
     let_next_start(DEPENDENT)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    # Past the last output it is the last one, not to be stored.
-    here = output_of(tl.minimum(n, num_out - 1), num_out, ACT)
+    here = tl.minimum(n, num_out - 1)  # past the last output it is the last one, not to be stored
     lane = tl.arange(0, BLOCK_K // WIDTH)
     at = weight_ptr + here.to(tl.int64)[:, None] * (K // WIDTH)
     weights = load_parts(at, lane[None, :], K // WIDTH, BLOCK_K // WIDTH)
@@ -179,19 +170,8 @@ def bytes_gemv_kernel(
             y = y * scales[0] * x_scales[0]
         if bias_ptr is not None:
             y += tl.load(bias_ptr + here).to(tl.float32)
-        store_row(y.to(out_ptr.dtype.element_ty), m, out_ptr, num_rows, num_out, ACT)
-
-
-@triton.jit
-def store_row(y, m: tl.constexpr, out_ptr, num_rows, num_out, ACT: tl.constexpr):
-    """Store this program's outputs of row m, gated if there is an ACT."""
-    if ACT is not None:
-        opening, opened = tl.split(tl.reshape(y, (y.shape[0] // 2, 2)))
-        y = gate(opening, opened, ACT)
-        num_out = num_out // 2
-    column = tl.program_id(0) * y.shape[0] + tl.arange(0, y.shape[0])
-    inside = (column < num_out) & (tl.full((y.shape[0],), m, tl.int32) < num_rows)
-    tl.store(out_ptr + m * num_out + column, y, mask=inside)
+        inside = (n < num_out) & (tl.full((BLOCK_N,), m, tl.int32) < num_rows)
+        tl.store(out_ptr + m * num_out + n, y.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -96,23 +96,17 @@ class OwnByteProducts:
         weight_scale: Tensor,
         *,
         bias: Tensor | None = None,
-        act: str | None = None,
     ) -> Tensor | None:
-        """x [M, K], rounded or not -> [M, N] in its dtype, or None where the library is no slower.
-
-        act: gate the product, which makes it [M, N / 2]; only a GEMV does.
-        """
+        """x [M, K], rounded or not -> [M, N] in its dtype, or None where the library is no slower."""
         tile = self.products.tile(len(x.values if isinstance(x, Rounded) else x))
-        if tile is None or (act and not isinstance(tile, Gemv)):
-            return None
-        if isinstance(tile, Gemv) and (weight.shape[1] % LANES or (act and len(weight) % 2)):
+        if tile is None or (isinstance(tile, Gemv) and weight.shape[1] % LANES):
             return None
         group = self.rounding.group
         if isinstance(tile, Gemv) and group is None:
-            return bytes_gemv(x, weight, weight_scale, tile, self.rounding, bias=bias, act=act)
+            return bytes_gemv(x, weight, weight_scale, tile, self.rounding, bias=bias)
         rounded = x if isinstance(x, Rounded) else round_rows(x, self.rounding)
         if isinstance(tile, Gemv):
-            return bytes_gemv(rounded, weight, weight_scale, tile, self.rounding, bias=bias, act=act)
+            return bytes_gemv(rounded, weight, weight_scale, tile, self.rounding, bias=bias)
         scales = Scales(weight_scale, rounded.scales, group)
         return self.products(rounded.values, weight, bias=bias, scales=scales, dtype=rounded.dtype)
 

@@ -394,13 +394,6 @@ class TakesRounded(Protocol):
         """What `apply` gives for rows that are not rounded yet."""
         ...
 
-    def gate_rounded(self, layer: LinearLayer, x: Rounded, act: str) -> Tensor | None:
-        """act(gate) * up of the [gate | up] that `apply_rounded` gives.
-
-        None: for so many rows that takes a pass of its own.
-        """
-        ...
-
 
 def choose_product(method: LinearMethod, shape: LinearShape, device: torch.device) -> Product | None:
     """What will multiply a layer on `device`; None: the method does not say."""

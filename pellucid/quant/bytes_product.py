@@ -45,12 +45,9 @@ class Multiply(Protocol):
 
 
 class Few(Protocol):
-    """The product for few rows, rounded or not, bias added; None where the others are no slower.
+    """The product for few rows, rounded or not, bias added; None where the others are no slower."""
 
-    act: gate the [gate | up] that it is; then None is also where that takes a pass of its own.
-    """
-
-    def __call__(self, x: Tensor | Rounded, layer: LinearLayer, act: str | None = None) -> Tensor | None: ...
+    def __call__(self, x: Tensor | Rounded, layer: LinearLayer) -> Tensor | None: ...
 
 
 class BytesProduct:
@@ -128,9 +125,6 @@ class OfBytes:
     def apply_rounded(self, layer: LinearLayer, x: Rounded) -> Tensor:
         return self._loaded.of_rounded(layer, x)
 
-    def gate_rounded(self, layer: LinearLayer, x: Rounded, act: str) -> Tensor | None:
-        return self._loaded.few(x, layer, act)
-
     @property
     def _loaded(self) -> BytesProduct:
         assert self._product is not None, "finish() was not called after loading"
@@ -143,13 +137,13 @@ def few_rows(weight: Tensor, rounding: Rounding) -> Few:
 
     small = OwnByteProducts(weight, choices_for(weight, rounding.group), rounding)
 
-    def few(x: Tensor | Rounded, layer: LinearLayer, act: str | None = None) -> Tensor | None:
-        return small(x, layer.param("weight"), layer.param("weight_scale"), bias=layer.bias, act=act)
+    def few(x: Tensor | Rounded, layer: LinearLayer) -> Tensor | None:
+        return small(x, layer.param("weight"), layer.param("weight_scale"), bias=layer.bias)
 
     return few
 
 
-def no_few_rows(x: Tensor | Rounded, layer: LinearLayer, act: str | None = None) -> None:
+def no_few_rows(x: Tensor | Rounded, layer: LinearLayer) -> None:
     """However few there are."""
 
 

@@ -858,7 +858,7 @@ def compile_few_rows(target: GPUTarget) -> None:
     )
     for x, group, constants in few(variants, 1, 3):
         gemv = {"K": 12288, "ROWS": 2, "BLOCK_N": 4, "BLOCK_K": 4096, "LANES": LANES, "bias_ptr": None}
-        gemv |= {"GROUP": group, "ACT": None} | follows(target) | constants
+        gemv |= {"GROUP": group} | follows(target) | constants
         size = compiled(bytes_gemv_kernel, FROM_FP8 | {"x_ptr": x}, gemv, target, num_warps=8).metadata.shared
         sys.stdout.write(f"{bytes_gemv_kernel.fn.__name__} {x} {target.arch} {size}\n")
     for rows, block_k, group in few(((16, 256, None), (64, 128, None), (64, 128, 128), (128, 128, 128)), 2):
@@ -872,7 +872,7 @@ def compile_few_rows(target: GPUTarget) -> None:
     gemv = {"K": 12288, "GROUP": 12288, "BLOCK_N": 4, "BLOCK_K": 4096, "LANES": LANES, "bias_ptr": None}
     for x, own in few((("*bf16", {"ROWS": 1, "x_scale_ptr": None}), ("*i32", {"ROWS": 2})), 0):
         types = OF_INT8 | {"x_ptr": x, "weight_ptr": "*i32"}
-        constants = gemv | {"static_ptr": None, "ACT": "silu"} | own | follows(target)
+        constants = gemv | {"static_ptr": None} | own | follows(target)
         size = compiled(bytes_gemv_kernel, types, constants, target, num_warps=4).metadata.shared
         sys.stdout.write(f"{bytes_gemv_kernel.fn.__name__} int8 {x} {target.arch} {size}\n")
 

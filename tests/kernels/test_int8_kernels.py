@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 from pellucid.kernels.bytes_gemv import bytes_gemv, bytes_gemv_ref
 from pellucid.kernels.own_products import OwnByteProducts
 from pellucid.kernels.rms_norm import add_rms_norm, add_rms_norm_rounded, add_rms_norm_rounded_ref
-from pellucid.kernels.round_rows import FP8, Rounded, Rounding, round_rows, round_rows_ref
+from pellucid.kernels.round_rows import Rounded, Rounding, round_rows, round_rows_ref
 from pellucid.kernels.scaled_matmul import scaled_matmul
 from pellucid.kernels.silu_mul import silu_mul, silu_mul_rounded, silu_mul_rounded_ref
 from pellucid.kernels.small_matmul import Scales, small_matmul
@@ -151,18 +151,3 @@ def test_rows_of_no_whole_sixteens_are_another_kernels() -> None:
     weight, scale = weights(70, 100)
     products = OwnByteProducts(weight, {1: GEMV}, ROUNDINGS["rows"])
     assert products(activations(1, 100, torch.float16), weight, scale) is None
-
-
-@pytest.mark.parametrize("dtype", [torch.int8, FP8], ids=str)
-@pytest.mark.parametrize(("act", "num_rows"), [("silu", 1), ("gelu_tanh", 3)])
-def test_a_row_is_gated_as_it_is_multiplied(dtype: torch.dtype, act: str, num_rows: int) -> None:
-    """The product's rounding and the gate's are those of two passes; no other kernel gates bytes."""
-    rounding = Rounding(dtype=dtype)
-    weight, scale = round_rows(torch.randn(70, 336, device=DEVICE) / 8, rounding).values, weights(70, 336)[1]
-    x = round_rows(torch.randn(num_rows, 336, device=DEVICE).half(), rounding)
-    products = OwnByteProducts(weight, {4: GEMV, 8: SPLIT_K}, rounding)
-    product, gated = products(x, weight, scale), products(x, weight, scale, act=act)
-    assert product is not None and gated is not None
-    torch.testing.assert_close(gated, silu_mul(product, act), rtol=2**-9, atol=2**-12)
-    more = round_rows(torch.randn(5, 336, device=DEVICE).half(), rounding)
-    assert products(more, weight, scale, act=act) is None

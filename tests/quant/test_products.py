@@ -13,7 +13,6 @@ import torch
 from torch.nn import functional as F
 
 from pellucid.kernels.round_rows import Rounding, round_rows_ref, rounded_bytes_ref
-from pellucid.kernels.silu_mul import silu_mul_ref
 from pellucid.kernels.tiles import Gemv, SplitK
 from pellucid.platform import Platform
 from pellucid.quant.base import LinearShape
@@ -231,8 +230,7 @@ def test_integers_of_a_checkpoint_are_multiplied_as_its_activations_are_rounded(
         assert torch.equal(layer(x[:num_rows]), expected[:num_rows])
         assert torch.equal(layer(round_rows_ref(x[:num_rows], rounding())), expected[:num_rows])
     gated = layer.gated(round_rows_ref(x[:1], rounding()), "silu", None)  # pyright: ignore[reportArgumentType]
-    assert gated is not None
-    torch.testing.assert_close(gated, silu_mul_ref(expected[:1]), rtol=2**-8, atol=2**-12)
+    assert gated is None, "the gate's own pass rounds for all programs of the next product"
 
 
 @pytest.mark.parametrize("quantization", [None, "fp8", "int8"])
