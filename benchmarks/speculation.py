@@ -1,7 +1,8 @@
-"""Which drafts are accepted on held-out chats and Python, what a drafter takes, and what it saves on a CPU.
+"""Which drafts are accepted on held-out chats and Python, what a drafter takes, and what it saves.
 
-Every proposer drafts all that it can, on one thread, one request after another; another item of each task
-has been run before.  Times are the processor's, so others on the machine do not count.
+Every proposer drafts all that it can, one request after another; another item of each task has been run
+before.  On a CPU, in float32 on one thread, times are the processor's, so others on the machine do not count.
+On a GPU, in bfloat16, they are the clock's, and a drafter takes what a step is longer than without drafts.
 """
 
 from __future__ import annotations
@@ -49,24 +50,34 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--tasks", nargs="+", default=list(TASKS))
     parser.add_argument("--proposers", nargs="+", default=list(PROPOSERS))
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--adaptive", action="store_true", help="drafts by what they bring, as engines do")
     args = parser.parse_args()
-    for temperature in args.temperature:
-        plain = run_all(None, temperature, args)
-        for name in args.proposers:
-            config = PROPOSERS[name] | {"adaptive": args.adaptive}
-            for task, run in run_all(config, temperature, args).items():
-                print_row(name, task, temperature, plain[task], run)
+    is_gpu = args.device == "cuda"
+    plain = run_all(None, args)
+    rows: list[tuple[float, int, float, str]] = []
+    for name in args.proposers:
+        sys.stderr.write(f"{name}\n")
+        runs = run_all(PROPOSERS[name] | {"adaptive": args.adaptive}, args)
+        for (temperature, task), run in runs.items():
+            without = plain[temperature, task]
+            row = row_of(name, task, temperature, without, run, is_gpu=is_gpu)
+            rows.append((temperature, args.tasks.index(task), -speed_of(run, without), row))
+    sys.stdout.writelines(row for *_, row in sorted(rows))
 
 
-def run_all(config: dict[str, object] | None, temperature: float, args: argparse.Namespace) -> dict[str, Run]:
-    """Every task on one engine."""
-    options = {"device": "cpu", "dtype": "float32", "num_threads": 1, "speculative_config": config}
+def run_all(config: dict[str, object] | None, args: argparse.Namespace) -> dict[tuple[float, str], Run]:
+    """Every task at every temperature on one engine."""
+    options: dict[str, Any] = {"device": args.device, "speculative_config": config}
+    if args.device == "cpu":
+        options |= {"dtype": "float32", "num_threads": 1}
     with LLM("sprout", **options) as llm:
-        clock = Clock(llm) if config else None
-        for task in args.tasks:
-            run_task(llm, task, temperature, slice(args.items, args.items + 1), clock)
-        return {task: run_task(llm, task, temperature, slice(args.items), clock) for task in args.tasks}
+        clock = Clock(llm) if config and args.device == "cpu" else None
+        timed = time.process_time if args.device == "cpu" else time.perf_counter
+        which = [(temperature, task) for temperature in args.temperature for task in args.tasks]
+        for temperature, task in which:
+            run_task(llm, task, temperature, slice(args.items, args.items + 1), clock, timed)
+        return {each: run_task(llm, each[1], each[0], slice(args.items), clock, timed) for each in which}
 
 
 class Clock:
@@ -86,13 +97,20 @@ class Clock:
             self.seconds += time.process_time() - began
 
 
-def run_task(llm: LLM, task: str, temperature: float, which: slice, clock: Clock | None) -> Run:
+def run_task(
+    llm: LLM,
+    task: str,
+    temperature: float,
+    which: slice,
+    clock: Clock | None,
+    now: Callable[[], float],
+) -> Run:
     """Some of a task's items, one after another."""
     llm.reset_prefix_cache()
-    before, began, drafter = llm.llm_engine.stats, time.process_time(), clock.seconds if clock else 0.0
+    before, began, drafter = llm.llm_engine.stats, now(), clock.seconds if clock else 0.0
     for ask in asks(llm, task, temperature)[which]:
         ask()
-    seconds, after = time.process_time() - began, llm.llm_engine.stats
+    seconds, after = now() - began, llm.llm_engine.stats
     return Run(
         after.num_sampled_tokens - before.num_sampled_tokens,
         after.num_steps - before.num_steps,
@@ -124,16 +142,21 @@ def asks(llm: LLM, task: str, temperature: float) -> list[Callable[[], object]]:
     return [lambda item=item: answer(item) for item in items if not item["enable_thinking"]]
 
 
-def print_row(name: str, task: str, temperature: float, plain: Run, run: Run) -> None:
+def speed_of(run: Run, plain: Run) -> float:
+    """Times as fast as without drafts."""
+    return (run.num_tokens / run.seconds) / (plain.num_tokens / plain.seconds)
+
+
+def row_of(name: str, task: str, temperature: float, plain: Run, run: Run, *, is_gpu: bool) -> str:
     figures: dict[str, Any] = run.acceptance.figures()
     rates = " ".join(f"{rate:.0%}" for rate in figures["acceptance_rates"] or () if rate)
-    speed = (run.num_tokens / run.seconds) / (plain.num_tokens / plain.seconds)
-    per_step = 1000 * run.drafter_seconds / run.num_steps
-    sys.stdout.write(
+    without, drafter = plain.seconds / plain.num_steps, run.drafter_seconds / run.num_steps
+    if is_gpu:
+        drafter = max(0.0, run.seconds / run.num_steps - without)
+    return (
         f"| {task} | {temperature:g} | `{name}` | {figures['mean_accepted_length'] or 1:.2f} | {rates} | "
-        f"{per_step:.2f} | {1000 * plain.seconds / plain.num_steps:.2f} | {speed:.2f} |\n"
+        f"{1000 * drafter:.2f} | {1000 * without:.2f} | {speed_of(run, plain):.2f} |\n"
     )
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":
