@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 FLAG = "--config"
+MODEL = "--model"  # is also a word of its own
+ONLY_ON = ("--verbose", "--headless")  # have no --no-..
 COMMANDS = ("serve", "run-batch")  # that take one
 
 
@@ -22,10 +24,20 @@ def with_file(argv: Sequence[str]) -> list[str]:
         if not equals and i + 1 == len(given):
             raise ValueError("--config needs a file")
         path, end = (path, i + 1) if equals else (given[i + 1], i + 2)
-        rest = [*given[1:i], *given[end:]]
-        names = {each.partition("=")[0] for each in rest}
-        return [given[0], *_arguments(_read(Path(path)), names), *rest]
+        before, after = _split(given[1:i]), _split(given[end:])
+        words, rest = before[0] + after[0], before[1] + after[1]
+        names = {each.partition("=")[0] for each in rest} | ({MODEL} if words else set())
+        return [given[0], *words, *_arguments(_read(Path(path)), names), *rest]
     return given
+
+
+def _split(given: list[str]) -> tuple[list[str], list[str]]:
+    """The words before the first option, and the rest.
+
+    The first are the model, and must not stand behind an option that takes all words that follow.
+    """
+    num = next((i for i, word in enumerate(given) if word.startswith("-")), len(given))
+    return given[:num], given[num:]
 
 
 def _read(path: Path) -> Mapping[object, object]:
@@ -46,14 +58,14 @@ def _arguments(said: Mapping[object, object], names: set[str]) -> Iterator[str]:
     """What the command line says itself, it alone says."""
     for name, value in said.items():
         flag = "--" + str(name).replace("_", "-")
-        if flag in names or value is None:
+        if flag in names or value in (None, []) or (flag in ONLY_ON and value is False):
             continue
         match value:
             case bool():
                 yield flag if value else f"--no-{flag[2:]}"
             case list():
                 yield flag
-                yield from map(str, value)
+                yield from (json.dumps(each) if isinstance(each, Mapping) else str(each) for each in value)
             case Mapping():
                 yield f"{flag}={json.dumps(value)}"
             case _:

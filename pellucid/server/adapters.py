@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response
@@ -36,9 +38,7 @@ def named(llm: AsyncLLM, modules: Sequence[str], names: Sequence[str]) -> dict[s
     """Adapters that are there from the start, by name.  Raises ValueError for one that is not served."""
     found: dict[str, LoRARequest] = {}
     for module in modules:
-        name, equals, path = module.partition("=")
-        if not (name and equals and path):
-            raise ValueError(f"lora_modules has {module!r}, must be NAME=FOLDER")
+        name, path = _said(module)
         if name in found or name in names:
             raise ValueError(f"lora_modules names {name!r}, which is another one's name already")
         found[name] = LoRARequest(name, len(found) + 1, path)
@@ -64,6 +64,18 @@ async def unload(body: UnloadRequest, request: Request) -> Response:
     if server_of(request).adapters.pop(body.lora_name, None) is None:
         raise ApiError(404, f"there is no adapter {body.lora_name!r}; /v1/models lists those that there are")
     return PlainTextResponse(f"Success: LoRA adapter {body.lora_name!r} removed.")
+
+
+def _said(module: str) -> tuple[str, str]:
+    """Name and folder of NAME=FOLDER, or of vLLM's other form, JSON."""
+    name, _, path = module.partition("=")
+    if module.startswith("{"):
+        with suppress(ValueError):
+            said = json.loads(module)
+            name, path = said.get("name"), said.get("path")
+    if isinstance(name, str) and isinstance(path, str) and name and path:
+        return name, path
+    raise ValueError(f'lora_modules has {module!r}, must be NAME=FOLDER or {{"name": .., "path": ..}}')
 
 
 async def _try(server: Server, adapter: LoRARequest) -> None:

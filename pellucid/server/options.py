@@ -29,7 +29,9 @@ class ServeOptions:
     uds: str | None = option(None, "a path to listen at instead, as a Unix socket")
     served_model_name: tuple[str, ...] = option((), "names that requests may call the model by")
     lora_modules: tuple[str, ...] = option(
-        (), "adapters that requests may name as their model from the start, as NAME=FOLDER; with enable_lora"
+        (),
+        "adapters that requests may name as their model from the start, as NAME=FOLDER or JSON with name and "
+        "path; with enable_lora",
     )
     api_key: tuple[str, ...] = option((), "keys, one of which a request must bring; also PELLUCID_API_KEY")
     api_key_file: str | None = option(

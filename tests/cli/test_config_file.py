@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
 from pathlib import Path
 
@@ -33,6 +34,27 @@ def test_a_file_says_options_and_the_command_line_more(tmp_path: Path, flag: str
     assert (config.model.model, config.model.max_model_len, config.scheduler.max_num_seqs) == ("m", 4096, 4)
     assert config.cache.enable_prefix_caching is False and names == ("a", "b")
     assert parsed([*words, "--served-model-name", "c"])[1] == ("c",)
+
+
+def test_a_model_is_not_taken_for_one_of_a_list(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("model: m\nverbose: false\napi-key: []\nserved-model-name: [a, b]\n")
+    said = ["--config", str(file)]
+    for words, names in (
+        (["x", *said], ("a", "b")),
+        ([*said, "x", "-tp", "1"], ("a", "b")),
+        (["--served-model-name", "c", *said, "x"], ("c",)),
+    ):
+        args = build_parser().parse_args(with_file(["serve", *words]))
+        assert args.model_tag == "x" and "model" not in engine_options(args), "the command line goes before"
+        assert serve_options(args).served_model_name == names
+
+
+def test_adapters_of_a_file_may_be_objects(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("lora-modules: [a=/a, {name: b, path: /b}]\n")
+    (plain, said) = build_parser().parse_args(with_file(["serve", "--config", str(file)])).lora_modules
+    assert plain == "a=/a" and json.loads(said) == {"name": "b", "path": "/b"}
 
 
 @pytest.mark.parametrize("text,message", [("a: [", "--config"), ("words", "has no options")])

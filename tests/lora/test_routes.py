@@ -6,6 +6,7 @@ import json
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import httpx
 import openai
@@ -13,6 +14,8 @@ import pytest
 from websockets.sync.client import connect
 
 from pellucid import LLM, SamplingParams
+from pellucid.async_llm import AsyncLLM
+from pellucid.server.adapters import named
 from tests.patience import PATIENCE, eventually
 from tests.server.conftest import Running, running
 
@@ -21,7 +24,9 @@ PROMPT = list(range(5, 60))
 
 @pytest.fixture(scope="module")
 def served(tiny: Path, adapters: dict[str, Path]) -> Generator[Running, None, None]:
-    lora = ("--enable-lora", "--max-loras", "1", "--lora-modules", f"all={adapters['all'] / 'adapter'}")
+    folder = str(adapters["all"] / "adapter")
+    same = json.dumps({"name": "same", "path": folder})
+    lora = ("--enable-lora", "--max-loras", "1", "--lora-modules", f"all={folder}", same)
     with running("--model", str(tiny), "--served-model-name", "base", *lora) as server:
         yield server
 
@@ -43,9 +48,13 @@ def post(server: Running, path: str, **body: object) -> httpx.Response:
 
 def test_an_adapter_is_a_model_to_requests(served: Running, tiny: Path, adapters: dict[str, Path]) -> None:
     listed = {model.id: model for model in served.client().models.list().data}
-    assert listed.keys() == {"base", "all"} and (listed["all"].model_extra or {})["parent"] == "base"
+    assert listed.keys() == {"base", "all", "same"} and (listed["all"].model_extra or {})["parent"] == "base"
     assert text(served, "base") == alone(tiny)
     assert text(served, "all") == alone(adapters["all"] / "merged") != alone(tiny)
+    assert text(served, "same") == text(served, "all")
+    for wrong in ("x", "=x", '{"name": "x"}', "{x"):
+        with pytest.raises(ValueError, match="must be NAME=FOLDER"):
+            named(cast(AsyncLLM, None), [wrong], [])
     with pytest.raises(openai.NotFoundError, match="nobody"):
         text(served, "nobody")
 
@@ -59,7 +68,7 @@ def test_who_watches_sees_each_adapters_requests(served: Running) -> None:
     before = told()["all"]
     text(served, "all")
     text(served, "base")
-    assert told() == {"all": [0, before[1] + 1]}
+    assert told()["all"] == [0, before[1] + 1]
 
 
 def test_adapters_come_and_go(served: Running, adapters: dict[str, Path], tmp_path: Path) -> None:
