@@ -128,8 +128,14 @@ class Guard:
         return f"the body is larger than {self._most_bytes:,} bytes, this server's --max-body-mib"
 
 
-def go_on_counting(scope: Scope, task: asyncio.Task[None]) -> None:
-    """What a request has begun is under way for its key until this ends, though it has had its answer."""
+def go_on_counting(scope: Scope, task: asyncio.Task[None], server: Server) -> None:
+    """What a request has begun is under way until this ends, though it has had its answer."""
+
+    def ended(_: asyncio.Task[None]) -> None:
+        server.num_requests -= 1
+
+    server.num_requests += 1
+    task.add_done_callback(ended)
     key: Key | None = scope.get(KEY)
     if key is not None:
         key.num_under_way += 1

@@ -20,6 +20,7 @@ from pellucid.server.context import Server, client_of, server_of
 from pellucid.server.errors import ApiError, named, users_fault
 from pellucid.server.guard import go_on_counting
 from pellucid.server.logprobs import Speller, chat_logprobs
+from pellucid.server.options import ServeOptions
 from pellucid.server.parsers.base import Content, Reasoning, ToolCallArguments, ToolCallStart
 from pellucid.server.parsers.base import Event as Said
 from pellucid.server.protocol.openai import ChatRequest, JsonObject
@@ -166,7 +167,7 @@ def prepare(body: ResponsesRequest, renderer: Renderer) -> ResponseWork:
     with users_fault(ALL):
         check_served(body.model_extra or {}, RESPONSES)
     with users_fault(ResponsesRequest.model_fields):
-        _check(body)
+        _check(body, renderer.facts.options)
         messages = body.messages()
     if body.previous_response_id is not None:
         return ResponseWork(body, messages, None)
@@ -181,9 +182,11 @@ def prepare_continued(work: Continued, renderer: Renderer) -> ChatWork:
         return prepare_chat(chat, renderer)
 
 
-def _check(body: ResponsesRequest) -> None:
+def _check(body: ResponsesRequest, options: ServeOptions) -> None:
     if body.background and (body.stream or body.store is False):
         raise ValueError("background needs store to be true, and stream to be false")
+    if body.background and not options.max_stored_responses:
+        raise ValueError("background needs a server that stores responses (--max-stored-responses)")
 
 
 async def answer(work: ResponseWork, request: Request) -> Response:
@@ -206,7 +209,7 @@ async def answer(work: ResponseWork, request: Request) -> Response:
     )
     if body.background:
         begun, task = form.run()
-        go_on_counting(request.scope, task)
+        go_on_counting(request.scope, task, server)
         return json_response(begun)
     return await respond(request, body, answer, form, ending=Ending(form.failure, b""))
 
@@ -303,6 +306,7 @@ class _ResponseForm:
         if self.body.status == "in_progress":
             self.body.status = "cancelled"
         stored.close = None
+        self.server.responses.end(stored)
 
     def _fail(self, error: ApiError) -> None:
         code = "server_error" if error.status >= 500 else "invalid_prompt"

@@ -35,11 +35,15 @@ class StoredResponse:
 
 
 class StoredResponses:
-    """The last ones, by id; each use of one makes it the last."""
+    """The last ones, by id; each use of one makes it the last.
+
+    Those that are being made in the background are kept besides, until they end.
+    """
 
     def __init__(self, most: int, most_bytes: int = MOST_BYTES) -> None:
         self._most, self._most_bytes = most, most_bytes
-        self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._stored: OrderedDict[str, StoredResponse] = OrderedDict()  # that have ended
+        self._begun: dict[str, StoredResponse] = {}
         self._num_bytes = 0
         # Of each message its bytes and in how many conversations it is, by identity: one that goes on shares
         # those of the response before, and holds them when that is no longer kept.
@@ -49,7 +53,8 @@ class StoredResponses:
         """Keep one, in place of an earlier state of it, and let the oldest go."""
         self._drop(stored.body.id)
         stored.num_bytes = len(msgspec.json.encode(stored.body))
-        self._stored[stored.body.id] = stored
+        kept = self._begun if stored.body.status == "in_progress" else self._stored
+        kept[stored.body.id] = stored
         self._num_bytes += stored.num_bytes
         for message in stored.messages:
             num_bytes, num = self._messages.get(id(message)) or (len(msgspec.json.encode(message)), 0)
@@ -58,9 +63,14 @@ class StoredResponses:
         while len(self._stored) > self._most or self._has_too_much:
             self._drop(next(iter(self._stored)))
 
+    def end(self, stored: StoredResponse) -> None:
+        """One that was being made has ended; nothing happens if it has been deleted meanwhile."""
+        if stored.body.id in self._begun:
+            self.put(stored)
+
     def get(self, id: str, owner: str, *, param: str | None = None) -> StoredResponse:
         """Raises a 404 for one that is not kept, or is somebody else's."""
-        stored = self._stored.get(id)
+        stored = self._begun.get(id) or self._stored.get(id)
         if stored is None or stored.owner != owner:
             raise ApiError(
                 404,
@@ -68,7 +78,8 @@ class StoredResponses:
                 "store: true (--max-stored-responses)",
                 param=param,
             )
-        self._stored.move_to_end(id)
+        if id in self._stored:
+            self._stored.move_to_end(id)
         return stored
 
     def delete(self, id: str, owner: str) -> None:
@@ -82,7 +93,7 @@ class StoredResponses:
         return self._num_bytes > self._most_bytes and len(self._stored) > 1
 
     def _drop(self, response_id: str, *, ends: bool = False) -> None:
-        stored = self._stored.pop(response_id, None)
+        stored = self._begun.pop(response_id, None) or self._stored.pop(response_id, None)
         if stored is None:
             return
         self._num_bytes -= stored.num_bytes

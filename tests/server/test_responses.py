@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import msgspec
 import openai
 import pytest
 
+from pellucid.sampling_params import SamplingParams
 from pellucid.server.errors import ApiError
+from pellucid.server.options import ServeOptions
 from pellucid.server.protocol.responses import ResponsesRequest
 from pellucid.server.protocol.responses_output import ResponseBody
+from pellucid.server.renderer import ModelFacts, Renderer
+from pellucid.server.responses import prepare
 from pellucid.server.stored_responses import StoredResponse, StoredResponses
 from tests.patience import PATIENCE, eventually
 from tests.server.conftest import Running
@@ -219,6 +223,7 @@ def test_the_background_can_be_told_to_stop(server: Running, client: openai.Open
     endless = {**QUIET, "stop": [], "logit_bias": None}
     with server.held(lambda: server.metric("vllm:num_requests_running") == 0):
         begun = ask(client, "Count.", background=True, max_output_tokens=2000, extra_body=endless)
+        assert httpx.get(f"{server.url}/load").json()["server_load"] == 1
         assert client.responses.cancel(begun.id).status == "cancelled"
     server.wait_until_idle()
     with pytest.raises(openai.BadRequestError, match="can be cancelled"):
@@ -276,7 +281,8 @@ def test_items_of_one_turn_are_one_message() -> None:
 
 def stored(name: str, owner: str = "", text: str = "") -> StoredResponse:
     own: Any = [{"role": "user", "content": text}]
-    return StoredResponse(body=ResponseBody(name, 0, "m"), owner=owner, messages=own, own=own)
+    body = ResponseBody(name, 0, "m", status="completed")
+    return StoredResponse(body=body, owner=owner, messages=own, own=own)
 
 
 def test_the_store_keeps_the_last_ones_within_its_bounds() -> None:
@@ -296,10 +302,30 @@ def test_the_store_keeps_the_last_ones_within_its_bounds() -> None:
     assert small.get("b", "") and small.get("c", "")
     with pytest.raises(ApiError):
         small.get("c", "another key")
+    begun = StoredResponses(1)
+    made = [stored(name) for name in ("a", "b", "c")]
+    for each in made:
+        each.body.status = "in_progress"
+        begun.put(each)
+    assert begun.get("a", "") and begun.get("c", ""), "nobody could ask for what they become"
+    begun.delete("c", "")
+    for each in made:
+        each.body.status = "cancelled"
+        begun.end(each)
+    for lost in ("a", "c"):
+        with pytest.raises(ApiError):
+            begun.get(lost, "")
+    assert begun.get("b", "") and not begun._begun
     nothing = StoredResponses(0)
     nothing.put(stored("a"))
     with pytest.raises(ApiError):
         nothing.get("a", "")
+    facts = ModelFacts(
+        names=("m",), options=ServeOptions(max_stored_responses=0), tokenizer_path=None, vocab_size=9,
+        max_model_len=9, defaults=SamplingParams(),
+    )  # fmt: skip
+    with pytest.raises(ApiError, match="--max-stored-responses"):
+        prepare(ResponsesRequest(input="Hi", background=True), Renderer(facts, cast(Any, None)))
 
 
 @pytest.mark.parametrize("keeps", ["a conversation", "several of one beginning", "what the request said"])
