@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 WEIGHT = ".weight"
 PLAIN = ("F32", "F16", "BF16")
-JOINED = ("_blocks", "_scales")  # ends of names of experts' codes, which no dot precedes
+# Ends of names of experts' codes, which no dot precedes.
+JOINED = ("_blocks", "_scales", "_weight_scale", "_weight_scale_2", "_input_scale")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,8 @@ class Decoded:
 
 
 def paths_of(name: str) -> Iterator[str]:
-    """The paths that a tensor's name begins with."""
+    """The paths that a tensor's name begins with, or is."""
+    yield name
     for joined in JOINED:
         if name.endswith(joined):
             yield name.removesuffix(joined)

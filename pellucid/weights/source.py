@@ -100,7 +100,9 @@ class Shards:
         """rename: from a file's key to the name that the model has for it."""
         opened = list(map(open_shard, files))
         self._places = {rename(key): (key, file) for file in opened for key in file.keys()}  # noqa: SIM118
-        self.metadata = {key: value for file in opened for key, value in (file.metadata() or {}).items()}
+        self.metadata = {
+            rename(key): text for file in opened for key, text in (file.metadata() or {}).items()
+        }
         self.infos: dict[str, TensorInfo] = {}
         for name, (key, file) in self._places.items():
             stored = file.get_slice(key)

@@ -1,7 +1,9 @@
-"""Matrices that a family's checkpoints have in one tensor, and that tools take apart to quantize them."""
+"""What tools call matrices, and where they take apart or leave together what a family has otherwise."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from pellucid.quant.codes import E2M1, S8, Codes, Group, Scales
+from pellucid.quant.layouts.base import LayerFormat
 from tests.models.cases import GPT_OSS, SMALL
 from tests.models.harness import Harness, load
+from tests.models.test_coded import encoded
 
 transformers = pytest.importorskip("transformers")
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -82,3 +87,77 @@ def test_what_is_apart_computes_what_it_did_in_one(
     assert in_parts.keys() != tensors.keys()
     save_file(in_parts, tmp_path / "model.safetensors")
     assert torch.equal(logits_of(tmp_path), expected)
+
+
+def quantized_by(folder: Path, config: Mapping[str, object], tensors: dict[str, Tensor]) -> Path:
+    written = json.loads((folder / "config.json").read_text()) | config
+    (folder / "config.json").write_text(json.dumps(written))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("algorithm", ["FP8", "NVFP4"])
+def test_modelopts_experts_are_in_one_tensor(tmp_path: Path, algorithm: str) -> None:
+    tensors = save_model(tmp_path, "GptOss", **GPT_OSS)
+    plain, coded = dict(tensors), dict(tensors)
+    for name, weight in tensors.items():  # [E, K, N]
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            continue
+        if algorithm == "FP8":
+            coded[name], coded[f"{name}_weight_scale"] = (
+                (weight * 8).to(torch.float8_e4m3fn),
+                torch.tensor(0.125),
+            )
+            coded[f"{name}_input_scale"] = torch.tensor(1.0)
+            plain[name] = coded[name].float() / 8
+            continue
+        num, inputs, outputs = weight.shape
+        q = torch.randint(16, (num, outputs, inputs), dtype=torch.uint8)
+        scale = torch.rand(num, outputs, inputs // 16).to(torch.float8_e4m3fn)
+        codes = Codes(q=q, code=E2M1, group=Group(1, 16), scale=Scales(scale, torch.tensor([[0.25]])))
+        plain[name] = codes.dequantized().transpose(1, 2).contiguous()
+        coded[name] = (q[..., ::2] | q[..., 1::2] << 4).transpose(1, 2).contiguous()
+        coded[f"{name}_weight_scale"] = scale.transpose(1, 2).contiguous()
+        coded[f"{name}_weight_scale_2"] = torch.tensor(0.25)
+    save_file(plain, tmp_path / "model.safetensors")
+    expected = logits_of(tmp_path)
+    config = {
+        "quantization_config": {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["*attn*"]}
+    }
+    assert torch.equal(logits_of(quantized_by(tmp_path, config, coded)), expected)
+
+
+def group_of(*targets: str, **weights: object) -> dict[str, object]:
+    weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", **weights}
+    return {"targets": list(targets), "weights": weights}
+
+
+def int8(weight: Tensor) -> Codes:
+    scale = weight.abs().amax(1, keepdim=True) / 127
+    return Codes(q=(weight / scale).round().to(torch.int8), code=S8, scale=Scales(scale))
+
+
+def test_configs_name_layers_as_files_do_or_as_tools_do(tmp_path: Path) -> None:
+    """Mixtral's files have names of their own for experts; here half of them are in codes, by those names."""
+    tensors = save_model(tmp_path, "Mixtral", num_local_experts=2, num_experts_per_tok=1, sliding_window=None)
+    plain, coded = dict(tensors), dict(tensors)
+    for name in [name for name in tensors if ".w2." in name or ".k_proj." in name]:
+        codes = int8(tensors[name])
+        del coded[name]
+        plain[name] = codes.dequantized()
+        format = LayerFormat(layout="scaled", code=S8)
+        coded |= {name.removesuffix("weight") + end: t for end, t in encoded(codes, format).items()}
+    save_file(plain, tmp_path / "model.safetensors")
+    expected = logits_of(tmp_path)
+    groups = {
+        "files": group_of(r"re:.*block_sparse_moe\.experts\.0\.w2"),
+        "ours": group_of(r"re:.*mlp\.experts\.1\.down_proj", "re:.*k_proj"),
+    }
+    config: dict[str, object] = {
+        "quantization_config": {
+            "quant_method": "compressed-tensors",
+            "format": "int-quantized",
+            "config_groups": groups,
+        }
+    }
+    assert torch.equal(logits_of(quantized_by(tmp_path, config, coded)), expected)

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from pellucid.config import ModelConfig
+from pellucid.models.build import BuildOptions, design
+from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.fields import Fields
 from pellucid.models.gemma import Gemma3
 from pellucid.models.registry import MODELS
 from pellucid.models.text_config import text_config
+from pellucid.quant.layouts.base import LayerFormat
+from tests.models.harness import CPU
 
 # What the hub's config.json of Gemma 3 4B says; the rest is the family's.
 HUB: dict[str, object] = {
@@ -79,3 +90,43 @@ def test_a_model_without_head_may_have_no_prefix() -> None:
         if family.__module__.startswith("pellucid."):  # other tests' are there, too
             assert family.rename("norm.weight") == "model.norm.weight", family
             assert family.rename("lm_head.weight") == "lm_head.weight", family
+
+
+def test_quantization_configs_have_the_text_s_layers_in_either_spelling(tmp_path: Path) -> None:
+    """torchao's headers and lists of layers, of a text in a multimodal model."""
+    config = {
+        "head_dim": 8,
+        "vocab_size": 32,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 1,
+    }
+    config |= {"num_attention_heads": 2, "num_key_value_heads": 1, "model_type": "gemma3_text"}
+    name = "model.language_model.layers.0.mlp.down_proj"
+    data = {"block_size": [1, 24]}
+    metadata = {f"{name}.weight": json.dumps({"_type": "Int8Tensor", "_data": data})}
+    save_file(
+        {
+            f"{name}._weight_qdata": torch.zeros(16, 24, dtype=torch.int8),
+            "model.language_model.layers.0.mlp.up_proj.weight": torch.zeros(24, 16),
+        },
+        tmp_path / "model.safetensors",
+        metadata=metadata,
+    )
+    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": config}
+
+    def stored(quantization: dict[str, object]) -> LayerFormat | None:
+        (tmp_path / "config.json").write_text(json.dumps(whole | {"quantization_config": quantization}))
+        checkpoint = Checkpoint.open(ModelConfig(model=str(tmp_path), skip_tokenizer_init=True))
+        options = BuildOptions(
+            dtype=torch.float32, device=torch.device("cpu"), max_model_len=32, block_size=16
+        )
+        rules = design(checkpoint, CPU, options).builder.context.quantization
+        return rules.stored("model.layers.0.mlp.down_proj", "linear")
+
+    assert (found := stored({"quant_method": "torchao"})) and found.layout == "torchao"
+    weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+    for named in (name, "language_model." + name.replace("language_model.", "")):
+        group = {"targets": [named], "weights": weights}
+        config_of = {"quant_method": "compressed-tensors", "format": "int-quantized"}
+        assert stored({**config_of, "config_groups": {"group_0": group}})

@@ -331,6 +331,8 @@ class TestModelOpt:
             ("FP8_PB_WO", "scaled", Group(128, 128)),
             ("MXFP8", "scaled", Group(1, 32)),
             ("W4A16_NVFP4", "modelopt-nvfp4", Group(1, 16)),
+            ("MXFP4", "modelopt-mxfp4", Group(1, 32)),
+            ("W8A16", "scaled", ROW),
         ],
     )
     def test_algorithms(self, algorithm: str, layout: str, group: Group) -> None:

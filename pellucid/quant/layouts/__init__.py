@@ -22,6 +22,8 @@ LAYOUTS: Registry[Layout] = Registry(
         "nvfp4": f"{HERE}.small_floats:NVFP4",
         "modelopt-nvfp4": f"{HERE}.small_floats:MODELOPT_NVFP4",
         "mx-experts": f"{HERE}.small_floats:MX_EXPERTS",
+        "modelopt-mxfp4": f"{HERE}.small_floats:MODELOPT_MXFP4",
+        "modelopt-experts": f"{HERE}.modelopt_experts:MODELOPT_EXPERTS",
         "bnb4": f"{HERE}.bnb4:BNB4",
         "hqq": f"{HERE}.hqq:HQQ",
         "marlin24": f"{HERE}.sparse24:MARLIN24",

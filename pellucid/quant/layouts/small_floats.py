@@ -128,4 +128,5 @@ NVFP4 = SmallFloats(
     weight="weight_packed", whole="weight_global_scale", whole_is="divisor", input="input_global_scale"
 )
 MODELOPT_NVFP4 = SmallFloats(weight="weight", whole="weight_scale_2", input="input_scale")
+MODELOPT_MXFP4 = SmallFloats(weight="weight")
 MX_EXPERTS = MxExperts()

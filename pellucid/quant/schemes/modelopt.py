@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from pellucid.quant.codes import E2M1, E4M3, WHOLE_MATRIX, Group
+from dataclasses import replace
+
+from pellucid.quant.codes import E2M1, E4M3, S8, WHOLE_MATRIX, Group
 from pellucid.quant.layouts.base import ActFormat, LayerFormat
 from pellucid.quant.schemes.base import (
     EVERYTHING,
     LINEAR,
     WITH_HEAD,
+    Kind,
     Options,
     QuantScheme,
     Rule,
@@ -18,6 +21,7 @@ from pellucid.quant.schemes.base import (
     refusal,
 )
 
+EXPERTS = frozenset[Kind](("experts",))
 MIXED = "MIXED_PRECISION"
 NVFP4 = LayerFormat(layout="modelopt-nvfp4", code=E2M1, group=Group(1, 16))
 FORMATS = {
@@ -30,6 +34,10 @@ FORMATS = {
         layout=NVFP4.layout, code=E2M1, group=NVFP4.group, act=ActFormat(type="e2m1", group=16)
     ),
     "W4A16_NVFP4": NVFP4,
+    "MXFP4": LayerFormat(
+        layout="modelopt-mxfp4", code=E2M1, group=Group(1, 32), act=ActFormat(type="e2m1", group=32)
+    ),
+    "W8A16": LayerFormat(layout="scaled", code=S8),
     "MXFP8": LayerFormat(
         layout="scaled", code=E4M3, group=Group(1, 32), act=ActFormat(type="e4m3", group=32)
     ),
@@ -42,7 +50,10 @@ class ModelOptScheme(QuantScheme):
         rules = [Rule(glob(name), None) for name in options.names("exclude_modules", "ignore")]
         algorithm = options.text("quant_algo").upper()
         if algorithm != MIXED:
-            return Rules((*rules, Rule(EVERYTHING, format_of(algorithm, options), LINEAR)))
+            format = format_of(algorithm, options)
+            in_one = replace(format, layout="modelopt-experts")
+            rules += [Rule(exact(name), in_one, EXPERTS) for name in stored.layers_with("_weight_scale")]
+            return Rules((*rules, Rule(EVERYTHING, format, LINEAR)))
         for name, own in options.parts("quantized_layers").items():
             rules.append(Rule(exact(name), format_of(own.text("quant_algo").upper(), own), WITH_HEAD))
         return Rules(tuple(rules))
