@@ -85,6 +85,17 @@ def test_the_routes_are_described_field_by_field(tab: Tab, server: Running) -> N
     assert tab.errors == []
 
 
+def test_routes_that_do_not_come_are_told_of(tab: Tab, server: Running) -> None:
+    broken = "window.fetch = async () => { throw new TypeError('Failed to fetch'); }"
+    script = tab.call("Page.addScriptToEvaluateOnNewDocument", source=broken)["identifier"]
+    try:
+        tab.open(f"{server.url}/docs")
+        tab.until("document.querySelector('main p').textContent !== ''")
+    finally:
+        tab.call("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
+    assert "has not come: Failed to fetch" in tab.text("main p") and tab.errors == []
+
+
 def test_a_chat_streams_its_answer_and_folds_its_thoughts(tab: Tab, server: Running) -> None:
     tab.open_anew(server.url)
     tab.until("document.querySelector('#model').textContent === 'sprout'")

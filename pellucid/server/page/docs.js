@@ -56,12 +56,21 @@ function route(method, path, operation, schemas) {
   return make("details", "", [make("summary", "", head), inside]);
 }
 
-const api = await (await fetch("openapi.json")).json();
-const routes = document.getElementById("routes");
-routes.querySelector("h1").textContent = `${api.info.title} ${api.info.version}`;
-routes.querySelector("p").textContent = api.info.description ?? "";
-for (const [path, methods] of Object.entries(api.paths)) {
-  for (const [method, operation] of Object.entries(methods)) {
-    routes.append(route(method, path, operation, api.components?.schemas ?? {}));
+function show(api) {
+  routes.querySelector("h1").textContent = `${api.info.title} ${api.info.version}`;
+  routes.querySelector("p").textContent = api.info.description ?? "";
+  for (const [path, methods] of Object.entries(api.paths)) {
+    for (const [method, operation] of Object.entries(methods)) {
+      routes.append(route(method, path, operation, api.components?.schemas ?? {}));
+    }
   }
+}
+
+const routes = document.getElementById("routes");
+try {
+  const reply = await fetch("openapi.json");
+  if (!reply.ok) throw new Error(`the server answers ${reply.status}`);
+  show(await reply.json());
+} catch (error) { // also of who leaves before it has come
+  routes.querySelector("p").textContent = `openapi.json has not come: ${error.message}. Reload to try again.`;
 }
