@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     recorded = read_trace(args.file)
     cost = StepCost(recorded.steps)
     said = chosen(args, [*LIMITS, "num_pages", "scheduling_policy", "target_itl_ms", "enable_prefix_caching"])
+    _check(said, num_kinds=len(recorded.engine.kinds))
     changes: dict[str, object] = {LIMITS[name]: said[name] for name in LIMITS if name in said}
     if "scheduling_policy" in said:
         changes["policy"] = said["scheduling_policy"]
@@ -66,6 +68,14 @@ def run(args: argparse.Namespace) -> int:
         )
     _print(outcomes, has_drafts=any(drafts for step in recorded.steps for _, _, drafts, _ in step.rows))
     return 0
+
+
+def _check(said: dict[str, object], *, num_kinds: int) -> None:
+    """Raise ValueError for what no engine can have.  num_kinds: of pages, each of which has at least one."""
+    least = {"max_num_seqs": 1, "max_model_len": 1, "num_pages": num_kinds, "target_itl_ms": 0}
+    for name, value in said.items():
+        if isinstance(value, int | float) and name in least and not least[name] <= value < math.inf:
+            raise ValueError(f"{name} is {value}, must be at least {least[name]}")
 
 
 def _print(outcomes: dict[str, Outcome], *, has_drafts: bool) -> None:

@@ -78,6 +78,8 @@ def read_trace(path: str | Path) -> Recorded:
         raise ValueError(f"{path} does not begin with an engine; is it a file of --trace-steps?")
     if records[0].version != VERSION:
         raise ValueError(f"{path} is of version {records[0].version}, this reads {VERSION}")
+    if num_more := sum(isinstance(record, EngineRecord) for record in records[1:]):
+        raise ValueError(f"{path} has traces of {num_more + 1} engines; give each a file of its own")
     requests = [record for record in records if isinstance(record, RequestRecord)]
     return Recorded(records[0], requests, [record for record in records if isinstance(record, StepRecord)])
 

@@ -105,7 +105,10 @@ class NullTrace:
 
 
 class StepTrace:
-    """Writes to a file.  Raises ValueError if there can be none."""
+    """Writes to a file.  Raises ValueError if there can be none.
+
+    One that is there becomes FILE.old: an engine that starts anew may have died of what it tells.
+    """
 
     def __init__(
         self,
@@ -119,6 +122,8 @@ class StepTrace:
         self._encode = msgspec.json.Encoder().encode
         self._began = self._flushed = clock()
         try:
+            if path.is_file():
+                path.replace(f"{path}.old")
             self._file = open(path, "wb", buffering=2**16)  # noqa: SIM115
         except OSError as error:
             raise ValueError(f"trace_steps is {str(path)!r}, which cannot be written: {error}") from error

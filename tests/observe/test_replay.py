@@ -147,6 +147,22 @@ def test_the_command_prints_all_three(tmp_path: Path, capsys: pytest.CaptureFixt
     printed = capsys.readouterr().out
     assert all(word in printed for word in ("recorded", "again", "what if", "first token, p95, ms"))
     assert main(["replay", str(tmp_path / "nothing")]) == 2
+    wrong = ("--max-num-seqs=0", "--max-model-len=-1", "--num-pages=0", "--target-itl-ms=nan")
+    for option in wrong:
+        assert main(["replay", str(path), option]) == 2
+    errors = capsys.readouterr().err
+    assert all(f"{option[2:].split('=')[0].replace('-', '_')} is" in errors for option in wrong)
+
+
+def test_an_engine_that_starts_anew_leaves_the_trace_of_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    record(path, num_requests=2)
+    record(path, num_requests=3)
+    old = tmp_path / "trace.old"
+    assert [len(read_trace(each).requests) for each in (old, path)] == [2, 3]
+    path.write_bytes(old.read_bytes() + path.read_bytes())
+    with pytest.raises(ValueError, match="traces of 2 engines"):
+        read_trace(path)
 
 
 def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:

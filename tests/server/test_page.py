@@ -85,6 +85,14 @@ def test_the_routes_are_described_field_by_field(tab: Tab, server: Running) -> N
     assert tab.errors == []
 
 
+def test_a_view_has_an_address(tab: Tab, server: Running) -> None:
+    tab.open_anew(server.url)
+    for hash, view in (("xray", "xray"), ("", "chat")):
+        tab.eval(f"location.hash = '{hash}'")
+        tab.until(f"!document.querySelector('#{view}').hidden")
+    assert tab.errors == []
+
+
 def test_routes_that_do_not_come_are_told_of(tab: Tab, server: Running) -> None:
     broken = "window.fetch = async () => { throw new TypeError('Failed to fetch'); }"
     script = tab.call("Page.addScriptToEvaluateOnNewDocument", source=broken)["identifier"]

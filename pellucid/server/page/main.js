@@ -57,4 +57,6 @@ $("tabs").addEventListener("keydown", turnTabs);
 $("theme").addEventListener("click", turnTheme);
 new MutationObserver(() => xray.repaint()).observe(document.documentElement, { attributeFilter: ["data-theme"] });
 document.addEventListener("visibilitychange", () => xray.setWatched(shown() === "xray" && !document.hidden));
-show(location.hash === "#xray" ? "xray" : "chat");
+const showHash = () => show(location.hash === "#xray" ? "xray" : "chat");
+window.addEventListener("hashchange", showHash); // by hand, or from a link
+showHash();
