@@ -55,7 +55,7 @@ SCRATCH_BYTES = 512 << 20  # of experts' numbers at a time
 RAISED = 126  # powers of two that bfloat16's exponents lack when they are E2M1's bits
 MOST_ROWS = 64  # of an expert, that the kernel for any GPU multiplies at once
 ROWS_UNPACKED = 64  # of an expert on average; from so many on its numbers are written first
-GATHER_BLOCK = 1024
+GATHER_BLOCK = 4096
 MOST_SORTED = 1024  # pairs that each program of one kernel looks through, to place its own
 
 
@@ -222,7 +222,7 @@ def pairs_by_hopper(
         if is_small:
             places, x = sort_rows(x, chosen, num, rows, weighs_input=weighs_input)
         else:
-            places = sort_pairs(chosen, num, rows)
+            places = sort_pairs(chosen, num, rows, has_places=True)
             x = gather_pairs(x, chosen, places, weighs_input=weighs_input)
         work = Work(places.order, places.starts, places.tiles, top_k, num, in_turn=is_small)
     up, down = (
@@ -325,23 +325,27 @@ def sort_rows(
 
 
 def gather_pairs(x: Tensor, chosen: Chosen, places: Sorted, *, weighs_input: bool) -> Tensor:
-    """x [T, D] -> [P, D], in the order of `places`; what is nobody's stays garbage."""
-    num_pairs, dim = chosen.ids.numel(), x.shape[1]
-    assert x.stride(1) == 1, x.stride()
-    out = x.new_empty(num_pairs, dim)
+    """x [T, D] -> [P, D], in the order of `places`, which tell where pairs are; nobody's stay garbage.
+
+    Each token is read once: 16,384 of 2,880 features, four times each, take 126 us on an H200, and 238 where
+    each place fetches its own.
+    """
+    (num_tokens, dim), top_k = x.shape, chosen.ids.shape[1]
+    assert x.stride(1) == 1 and places.places is not None, x.stride()
+    out = x.new_empty(num_tokens * top_k, dim)
     block = min(GATHER_BLOCK, triton.next_power_of_2(dim))
-    gather_pairs_kernel[(num_pairs, triton.cdiv(dim, block))](
+    gather_pairs_kernel[(num_tokens, triton.cdiv(dim, block))](
         x,
+        chosen.ids,
         chosen.weights if weighs_input else None,
-        places.order,
-        places.starts,
+        places.places,
         out,
         x.stride(0),
         len(places.starts) - 1,
         DIM=dim,
-        TOP_K=chosen.ids.shape[1],
+        TOP_K=top_k,
         BLOCK=block,
-        num_warps=4,
+        num_warps=max(1, block // 256),  # a load of 16 bytes a thread
         **dependent(),
     )
     return out
@@ -483,9 +487,9 @@ def sort_rows_kernel(
 @triton.jit(do_not_specialize=["num_experts"])
 def gather_pairs_kernel(
     x_ptr,
+    ids_ptr,
     weights_ptr,  # [P], what x is to be times, or None
-    order_ptr,
-    starts_ptr,
+    places_ptr,
     out_ptr,
     x_stride,
     num_experts,
@@ -494,18 +498,20 @@ def gather_pairs_kernel(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """One program a place and block of features."""
+    """One program a token and block of features."""
     let_next_start(DEPENDENT)
-    place = tl.program_id(0)
+    token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     wait(DEPENDENT)
-    if place < tl.load(starts_ptr + num_experts):
-        pair = tl.load(order_ptr + place)
-        at = x_ptr + (pair // TOP_K).to(tl.int64) * x_stride + column
-        x = tl.load(at, mask=column < DIM, other=0.0)
+    x = tl.load(x_ptr + token * x_stride + column, mask=column < DIM, other=0.0)
+    for j in tl.static_range(TOP_K):
+        pair = token * TOP_K + j
+        dim = tl.where(tl.load(ids_ptr + pair) < num_experts, DIM, 0)
+        place = tl.load(places_ptr + pair).to(tl.int64)
+        y = x
         if weights_ptr is not None:
-            x = (x.to(tl.float32) * tl.load(weights_ptr + pair)).to(x.dtype)
-        tl.store(out_ptr + place.to(tl.int64) * DIM + column, x, mask=column < DIM)
+            y = (x.to(tl.float32) * tl.load(weights_ptr + pair)).to(x.dtype)
+        tl.store(out_ptr + place * DIM + column, y, mask=column < dim)
 
 
 @triton.jit(do_not_specialize=["num_experts"])

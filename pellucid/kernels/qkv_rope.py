@@ -5,6 +5,7 @@
 
 Moves 2 * T * (N + 2K) * H elements and nothing between.  On an H200 with Qwen3-0.6B's heads in bfloat16 that
 takes 1.4 us for one token, 3.3 us for 256, and 22 us for 4,096 (3.0 TB/s); 31 us with Qwen3-8B's (3.2 TB/s).
+With gpt-oss-20b's 80 heads of 64 features 16,384 tokens take 87 us (3.9 TB/s).
 
 Knows nothing about rows: every token has its place.
 
@@ -23,6 +24,8 @@ from pellucid.kernels.rms_norm import rms_norm_ref
 from pellucid.kernels.round_rows import saturated
 
 FEW_TOKENS = 16  # up to here heads are spread over more programs, for latency
+MANY_TOKENS = 1024  # from here on small heads have fewer programs, which each begin anew
+SMALL_HEAD = 64  # features
 
 
 def qkv_rope(
@@ -62,7 +65,7 @@ def qkv_rope(
     q = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     if num_tokens == 0:
         return q
-    heads, num_warps = program_size(num_tokens)
+    heads, num_warps = program_size(num_tokens, head_dim)
     weight, eps = (qkv, 0.0) if norm is None else norm
     assert norm is None or (weight.shape == (num_heads + num_kv_heads, head_dim) and weight.is_contiguous())
     qkv_rope_kernel[(num_tokens, triton.cdiv(num_heads + 2 * num_kv_heads, heads))](
@@ -95,9 +98,11 @@ def qkv_rope(
     return q
 
 
-def program_size(num_tokens: int) -> tuple[int, int]:
+def program_size(num_tokens: int, head_dim: int) -> tuple[int, int]:
     """Heads of one token that a program takes, and its warps."""
-    return (2, 1) if num_tokens <= FEW_TOKENS else (8, 2)
+    if num_tokens <= FEW_TOKENS:
+        return 2, 1
+    return (32, 4) if num_tokens >= MANY_TOKENS and head_dim <= SMALL_HEAD else (8, 2)
 
 
 def qkv_rope_ref(

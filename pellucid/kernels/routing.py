@@ -103,6 +103,7 @@ class Sorted:
     order: Tensor  # [P] int32, pairs by (expert, number); behind those that are anybody's, garbage
     starts: Tensor  # [E + 1] int32, where each expert's begin in `order`, and where the last one's end
     tiles: Tensor  # [most tiles, 2] int32: an expert and where in `order` it begins; E: nobody's tile
+    places: Tensor | None = None  # [P] int32, where in `order` each pair is; of nobody's, garbage
 
 
 def route(
@@ -264,20 +265,25 @@ def most_tiles(num_pairs: int, num_experts: int, tile: int) -> int:
     return num_pairs // tile + num_experts
 
 
-def sort_pairs(chosen: Chosen, num_experts: int, tile: int) -> Sorted:
-    """Order the pairs of so many experts, and cut each expert's into tiles of `tile`."""
+def sort_pairs(chosen: Chosen, num_experts: int, tile: int, *, has_places: bool = False) -> Sorted:
+    """Order the pairs of so many experts, and cut each expert's into tiles of `tile`.
+
+    has_places: the result is to tell where each pair is.
+    """
     ids = chosen.ids
     num_pairs, device = ids.numel(), ids.device
     num_tiles = most_tiles(num_pairs, num_experts, tile)
     order = torch.empty(num_pairs, dtype=torch.int32, device=device)
     starts = torch.empty(num_experts + 1, dtype=torch.int32, device=device)
     tiles = torch.empty((num_tiles, 2), dtype=torch.int32, device=device)
+    places = torch.empty(num_pairs, dtype=torch.int32, device=device) if has_places else None
     assert ids.is_contiguous()
     block = next((size for size in BLOCKS if num_pairs <= size), BLOCKS[-1])
     if num_pairs:
         sort_kernel[(num_experts + 1,)](
             ids,
             order,
+            places,
             starts,
             tiles,
             num_pairs,
@@ -288,7 +294,7 @@ def sort_pairs(chosen: Chosen, num_experts: int, tile: int) -> Sorted:
             num_warps=4 if block < BLOCKS[-1] else 8,
             **dependent(),
         )
-    return Sorted(order, starts, tiles)
+    return Sorted(order, starts, tiles, places)
 
 
 def sort_pairs_ref(chosen: Chosen, num_experts: int, tile: int) -> Sorted:
@@ -301,7 +307,9 @@ def sort_pairs_ref(chosen: Chosen, num_experts: int, tile: int) -> Sorted:
     for expert, (first, last) in enumerate(zip(starts.tolist(), starts.tolist()[1:], strict=False)):
         for i, at in enumerate(range(first, last, tile)):
             tiles[first // tile + expert + i] = torch.tensor([expert, at])
-    return Sorted(order, starts.int(), tiles.int())
+    places = torch.empty_like(order)
+    places[order.long()] = torch.arange(len(order), dtype=torch.int32, device=order.device)
+    return Sorted(order, starts.int(), tiles.int(), places)
 
 
 SALT = tl.constexpr(1 << 32)  # above all token ids
@@ -485,6 +493,7 @@ def few_logits_kernel(
 def sort_kernel(
     ids_ptr,
     order_ptr,
+    places_ptr,  # or None
     starts_ptr,
     tiles_ptr,
     num_pairs,
@@ -518,5 +527,8 @@ def sort_kernel(
         for begin in range(0, num_pairs, BLOCK):
             ids = tl.load(ids_ptr + begin + lane, mask=begin + lane < num_pairs, other=E + 1)
             is_mine = (ids == mine).to(tl.int32)
-            tl.store(order_ptr + start + tl.cumsum(is_mine, 0) - 1, begin + lane, mask=is_mine != 0)
+            place = start + tl.cumsum(is_mine, 0) - 1
+            tl.store(order_ptr + place, begin + lane, mask=is_mine != 0)
+            if places_ptr is not None:
+                tl.store(places_ptr + begin + lane, place, mask=is_mine != 0)
             start += tl.sum(is_mine, 0)

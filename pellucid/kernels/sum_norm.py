@@ -3,7 +3,9 @@
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 """Add up what a token's experts give, add that to the residual stream, and normalize: one pass over memory.
 
-The same bits as `sum_pairs` and `add_rms_norm` one after the other.
+The same numbers as `sum_pairs` and `add_rms_norm` one after the other, but for the order in which squares
+are added.  256 tokens of gpt-oss-20b take 3.8 us on an H200, and 4.7 with half the warps; 16,384 take 160,
+and 173 with four times as many.
 
 Legend: T tokens, k experts of a token, P = T * k pairs, D model dim.
 """
@@ -16,7 +18,9 @@ from torch import Tensor
 from pellucid.kernels.dependent import dependent, let_next_start, wait
 from pellucid.kernels.experts import Pairs, pointers_of, sum_of_pairs
 from pellucid.kernels.language import tl, triton
-from pellucid.kernels.rms_norm import MAX_DIM, MAX_WARPS, check_weight, weighted
+from pellucid.kernels.rms_norm import MAX_DIM, check_weight, weighted
+
+FEW_TOKENS = 1024  # that a GPU works on at once
 
 
 def sum_norm(pairs: Pairs, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -47,15 +51,16 @@ def sum_norm(pairs: Pairs, residual: Tensor, weight: Tensor, eps: float) -> tupl
             DIM_PADDED=padded,
             TOP_K=chosen.ids.shape[1],
             WEIGHS=not pairs.weighs_input,
-            num_warps=summing_warps(padded),
+            num_warps=summing_warps(num_tokens, padded),
             **dependent(),
         )
     return out, residual
 
 
-def summing_warps(padded: int) -> int:
-    """Warps that share a token's sums of so many features: more than for a norm, since each reads k rows."""
-    return min(MAX_WARPS, max(1, padded // 128))
+def summing_warps(num_tokens: int, padded: int) -> int:
+    """Warps that share a token's sums of so many features: many of few tokens, which wait for k rows each."""
+    most, each = (32, 128) if num_tokens <= FEW_TOKENS else (16, 1024)
+    return min(most, max(1, padded // each))
 
 
 @triton.jit(do_not_specialize=["num_experts"])

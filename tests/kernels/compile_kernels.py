@@ -335,6 +335,7 @@ def compile_experts(target: GPUTarget) -> None:
         **dict.fromkeys(("logits_ptr", "x_ptr", "weight_ptr", "hidden_ptr", "pairs_ptr"), "*bf16"),
         **dict.fromkeys(("more_ptr", "more_gate_ptr", "out_ptr", "stream_ptr"), "*bf16"),
         **dict.fromkeys(("ids_ptr", "end_ptr", "token_ids_ptr", "order_ptr", "starts_ptr"), "*i32"),
+        **dict.fromkeys(("places_ptr",), "*i32"),
         **dict.fromkeys(("tiles_ptr",), "*i32"),
         **dict.fromkeys(("weights_ptr",), "*fp32"),
         **dict.fromkeys(("bias_ptr", "added_ptr"), "*bf16"),
@@ -365,7 +366,7 @@ def compile_experts(target: GPUTarget) -> None:
         (few_gate_up_kernel, of_few | {"OUTS": FEW.outs, "STEP": FEW.step}, FEW.num_warps),
         (few_down_kernel, of_few | few_turns, FEW_DOWN.num_warps),
         (sum_pairs_kernel, {"DIM": 2048, "BLOCK": 1024, "WEIGHS": True}, 4),
-        (sum_norm_kernel, {"DIM": 2880, "DIM_PADDED": 4096, "WEIGHS": True}, summing_warps(4096)),
+        (sum_norm_kernel, {"DIM": 2880, "DIM_PADDED": 4096, "WEIGHS": True}, summing_warps(256, 4096)),
     ]
     for kernel, constants, num_warps in launches:
         size = compiled(kernel, types, common | constants, target, num_warps=num_warps).metadata.shared
@@ -577,7 +578,7 @@ def compile_passes() -> None:
     """What lies between products, and between products and attention."""
     heads = ((128, 128, "*bf16"), (80, 40, "*bf16"), *FP8_HEADS)
     for head_dim, rotary_dim, cache in few(heads, 1, 2):
-        at_once, num_warps = program_size(4096)
+        at_once, num_warps = program_size(4096, head_dim)
         constants = {
             **{"NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HEAD_DIM": head_dim, "BLOCK_SIZE": 64, "HEADS": at_once},
             **{"HALF": rotary_dim // 2, "HALF_PADDED": triton.next_power_of_2(rotary_dim // 2)},
@@ -1001,11 +1002,12 @@ def compile_packed_experts() -> None:
         own = {"K": 4096, "GATED": True}
         size = compiled(write_numbers_kernel, types, constants | own, target, num_warps=4).metadata.shared
         sys.stdout.write(f"write_numbers_kernel {numbers} {target.arch} {size}\n")
-    own = {"DIM": 2880, "TOP_K": 4, "BLOCK": 1024} | follows(HOPPER)
-    size = compiled(gather_pairs_kernel, types, own, HOPPER, num_warps=4).metadata.shared
+    types |= dict.fromkeys(("ids_ptr", "places_ptr"), "*i32")
+    own = {"DIM": 2880, "TOP_K": 4, "BLOCK": 4096} | follows(HOPPER)
+    size = compiled(gather_pairs_kernel, types, own, HOPPER, num_warps=16).metadata.shared
     sys.stdout.write(f"gather_pairs_kernel {HOPPER.arch} {size}\n")
     own = {"DIM": 2880, "PADDED": 4096, "TOP_K": 4, "E": 32, "TILE": 16, "BLOCK": 1024} | follows(HOPPER)
-    types |= dict.fromkeys(("ids_ptr",), "*i32") | dict.fromkeys(("num_pairs", "num_tiles"), "i32")
+    types |= dict.fromkeys(("num_pairs", "num_tiles"), "i32")
     size = compiled(sort_rows_kernel, types, own, HOPPER, num_warps=4).metadata.shared
     sys.stdout.write(f"sort_rows_kernel {HOPPER.arch} {size}\n")
 

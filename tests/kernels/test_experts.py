@@ -143,8 +143,11 @@ def test_pairs_are_sorted_stably_and_cut_into_tiles(name: str) -> None:
     torch.manual_seed(0)
     ids = PLACES[name]().clamp(max=5).int().to(DEVICE)
     chosen = Chosen(ids, torch.ones(ids.shape, device=DEVICE))
-    actual, expected = sort_pairs(chosen, 5, 16), sort_pairs_ref(chosen, 5, 16)
+    actual, expected = sort_pairs(chosen, 5, 16, has_places=True), sort_pairs_ref(chosen, 5, 16)
     num_known = int(expected.starts[-1])
+    is_known = ids.flatten() < 5
+    assert actual.places is not None and expected.places is not None
+    assert actual.places[is_known].tolist() == expected.places[is_known].tolist()
     assert actual.starts.tolist() == expected.starts.tolist()
     assert actual.order[:num_known].tolist() == expected.order[:num_known].tolist()
     assert_tiles_alike(actual.tiles, expected.tiles, 5)

@@ -16,6 +16,7 @@ from pellucid.kernels.experts import ExpertWeights, Gating, More, added_up, mix_
 from pellucid.kernels.hopper_prefill import is_hopper
 from pellucid.kernels.packed_experts import (
     PackedExperts,
+    gather_pairs,
     mix_packed,
     mix_packed_ref,
     pack_experts,
@@ -24,7 +25,7 @@ from pellucid.kernels.packed_experts import (
     write_numbers,
 )
 from pellucid.kernels.packed_weight import GroupCodes
-from pellucid.kernels.routing import Chosen, sort_pairs_ref
+from pellucid.kernels.routing import Chosen, sort_pairs, sort_pairs_ref
 from tests.kernels.emulator import emulated
 from tests.kernels.test_packed_matmul import DEVICE, KINDS, Kind, codes
 
@@ -157,6 +158,17 @@ def test_rows_are_sorted_as_the_reference_sorts_pairs(num_tokens: int, tile: int
         return sorted(tiles[tiles[:, 0] < num].tolist())
 
     assert of_anybody(places.tiles) == of_anybody(expected.tiles)
+
+
+@pytest.mark.parametrize("weighs_input", [False, True])
+def test_rows_are_gathered_in_the_order_of_places(weighs_input: bool) -> None:
+    x, chosen = rows(40, 72, torch.float32), choose(40, 6, 5)
+    places = sort_pairs(chosen, 6, 16, has_places=True)
+    order = places.order[: int(places.starts[-1])].long()
+    expected = x[order // 5] * (chosen.weights.flatten()[order, None] if weighs_input else 1)
+    actual = gather_pairs(x, chosen, places, weighs_input=weighs_input)
+    assert 0 < len(order) < len(actual)
+    assert torch.equal(actual[: len(order)], expected)
 
 
 def played(monkeypatch: pytest.MonkeyPatch, *faults: tuple[str, str], seed: int = 0) -> None:

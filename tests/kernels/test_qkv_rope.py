@@ -10,7 +10,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from pellucid.kernels.qkv_rope import FEW_TOKENS, program_size, qkv_rope, qkv_rope_ref
+from pellucid.kernels import qkv_rope as qkv_rope_module
+from pellucid.kernels.qkv_rope import FEW_TOKENS, SMALL_HEAD, program_size, qkv_rope, qkv_rope_ref
 from pellucid.layers.rope import RopeConfig
 from pellucid.layers.rotary import rotary_table
 from tests.kernels.compare import DTYPES, assert_rounded_alike
@@ -119,10 +120,15 @@ def test_each_token_lands_in_its_place_and_nothing_else_changes(function) -> Non
     assert cache.eq(0).all()
 
 
-def test_many_tokens_take_larger_programs_and_give_the_same() -> None:
-    call = make(SHAPES[2], num_tokens=FEW_TOKENS + 1)
+@pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[2], SHAPES[9]], ids=name)
+def test_many_tokens_take_larger_programs_and_give_the_same(
+    shape: Shape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(qkv_rope_module, "MANY_TOKENS", FEW_TOKENS + 1)
+    call = make(shape, num_tokens=FEW_TOKENS + 1)
     (q, cache), (expected, expected_cache) = call.run(qkv_rope), call.run(qkv_rope_ref)
-    assert program_size(FEW_TOKENS) != program_size(FEW_TOKENS + 1)
+    sizes = [program_size(num, shape.head_dim) for num in (FEW_TOKENS, FEW_TOKENS + 1)]
+    assert sizes[0] < sizes[1] and (sizes[1] > (8, 2)) == (shape.head_dim <= SMALL_HEAD)
     assert_rounded_alike(q, expected)
     assert_rounded_alike(cache, expected_cache)
 
