@@ -14,6 +14,8 @@ from torch import Tensor
 
 from pellucid.layers.rope import RopeConfig
 
+SLICE = 1 << 16  # positions
+
 
 def plain_frequencies(config: RopeConfig, theta: float | None = None) -> Tensor:
     """theta^(-2i / rotary_dim), float32 [rotary_dim / 2]."""
@@ -96,9 +98,15 @@ FREQUENCIES: dict[str, Callable[[RopeConfig, int], Tensor]] = {
 def rotary_table(config: RopeConfig, max_len: int, num_spec: int = 0) -> Tensor:
     """float32 [max_len + num_spec, 2, 1, rotary_dim]: cosines, and sines that are negative in the first half.
 
-    num_spec: positions behind max_len, for drafts; they change no frequency.
+    num_spec: positions behind max_len, for drafts; they change no frequency.  Made in slices, for it may be
+    10 GB (ten million positions of Llama 4 Scout), and what it is made of would be twice as much again.
     """
-    frequencies = FREQUENCIES[config.kind](config, max_len)
-    angles = torch.arange(max_len + num_spec, dtype=torch.float32)[:, None] * frequencies
-    cos, sin = angles.cos() * config.attention_factor, angles.sin() * config.attention_factor
-    return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), dim=1).unsqueeze(2)
+    frequencies, num = FREQUENCIES[config.kind](config, max_len), max_len + num_spec
+    table = torch.empty(num, 2, 1, 2 * len(frequencies))
+    for first in range(0, num, SLICE):
+        positions = torch.arange(first, min(first + SLICE, num), dtype=torch.float32)
+        angles = positions[:, None] * frequencies
+        cos, sin = angles.cos() * config.attention_factor, angles.sin() * config.attention_factor
+        table[first : first + SLICE, 0, 0] = torch.cat((cos, cos), -1)
+        table[first : first + SLICE, 1, 0] = torch.cat((-sin, sin), -1)
+    return table

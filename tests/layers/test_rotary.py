@@ -25,6 +25,12 @@ def table(rotary_dim: int) -> torch.Tensor:
     return rotary_table(make_rope(rotary_dim), max_len=64)
 
 
+def test_a_table_is_made_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = table(8)
+    monkeypatch.setattr("pellucid.layers.rotary.SLICE", 10)
+    assert torch.equal(table(8), whole)
+
+
 @pytest.mark.parametrize("rotary_dim", [4, 8])
 def test_each_pair_turns_by_its_own_angle_and_the_rest_passes(rotary_dim: int) -> None:
     x = torch.randn(3, 2, 8, dtype=torch.float64).float()

@@ -68,5 +68,12 @@ class FbgemmScheme(QuantScheme):
     """Scales of rows, activations dynamic; their upper bound, `activation_scale_ub`, is not applied."""
 
     def rules(self, stored: StoredConfig, options: Options) -> Rules:
+        fused = next((name for name in stored.tensors if name.endswith("experts.gate_up_proj_scale")), None)
+        if fused is not None:
+            raise refusal(
+                f"FP8 experts of a layer in one tensor ({fused})",
+                "each expert's matrices must be tensors of their own",
+                "use such a checkpoint, as RedHatAI/Llama-4-Maverick-17B-128E-Instruct-FP8 is one",
+            )
         format = LayerFormat(layout="scaled", code=E4M3, act=ActFormat(type="e4m3"))
         return Rules((*plain(options.names("modules_to_not_convert")), Rule(EVERYTHING, format, LINEAR)))
