@@ -183,9 +183,15 @@ def tokenizer_keys(checkpoint: Checkpoint) -> dict[str, object]:
     tokens, types = [f"[PAD{i}]" for i in range(size)], [UNUSED] * size
     for token, i in model.part("vocab").config.items():
         assert isinstance(i, int)
+        if i >= size:
+            raise ValueError(
+                f"{file} has the token {i}, but vocab_size in config.json is {size}; use another method"
+            )
         tokens[i], types[i] = token, NORMAL
     added = tokenizer.get("added_tokens")
     for each in added if isinstance(added, list) else []:
+        if each["id"] >= size:  # which the model can neither read nor say
+            continue
         tokens[each["id"]], types[each["id"]] = each["content"], CONTROL if each["special"] else USER_DEFINED
     merges = [
         each if isinstance(each, str) else " ".join(each) for each in list_of(model.config.get("merges"))

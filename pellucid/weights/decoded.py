@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from pellucid.quant.codes import Codes
 
 WEIGHT = ".weight"
+# What changes a matrix' numbers: a layout that has no such tensor cannot read one that has.
+MEANINGFUL = frozenset(
+    {"weight_zero_point", "weight_g_idx", "pre_quant_scale", "weight_global_scale", "weight_scale_2"}
+)
 PLAIN = ("F32", "F16", "BF16")
 # Ends of names of experts' codes, which no dot precedes.
 JOINED = ("_blocks", "_scales", "_weight_scale", "_weight_scale_2", "_input_scale")
@@ -81,7 +85,10 @@ class Decoded:
 
     def key(self, name: str) -> str:
         """What its file calls it, or its codes."""
-        return self._below[self.matrices[name].path][0] if name in self.matrices else self._source.key(name)
+        if name not in self.matrices:
+            return self._source.key(name)
+        below = self._below[self.matrices[name].path]
+        return next((each for each in below if not each.endswith(".bias")), below[0])
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a tensor that is no matrix of codes."""
@@ -90,7 +97,12 @@ class Decoded:
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """Raise ValueError if the tensors of a matrix of codes cannot be those of such a matrix [N, K]."""
         matrix = self.matrices[name]
-        for suffix, spec in matrix.specs(shape).items():
+        specs = matrix.specs(shape)
+        for suffix in MEANINGFUL - specs.keys():
+            beside = matrix.name(suffix)
+            if beside in self._source.infos and bool(self._source.read(beside).any()):
+                raise ValueError(f"has {suffix} beside it, of which the config says nothing")
+        for suffix, spec in specs.items():
             info = self._source.infos.get(matrix.name(suffix))
             if info is None and spec.required:
                 raise ValueError(f"lacks {matrix.name(suffix)}, which {matrix.format.layout} has")
@@ -116,9 +128,21 @@ class Decoded:
                 if name in self._source.infos
             }
             try:
-                return matrix.layout.decode(raw, matrix.format, matrix_shape(shape))
+                codes = matrix.layout.decode(raw, matrix.format, matrix_shape(shape))
+                check_finite(codes)
+                return codes
             except ValueError as error:
                 raise ValueError(f"{self.key(name)}, a matrix of {matrix.format.layout}: {error}") from error
+
+
+def check_finite(codes: Codes) -> None:
+    """Raise ValueError if the numbers that codes are scaled by are none."""
+    for what, scales in (("scales", codes.scale), ("zeros", codes.zero), ("offsets", codes.offset)):
+        if scales is None or not scales.values.is_floating_point():
+            continue
+        for numbers in scales:
+            if numbers is not None and not bool(numbers.float().isfinite().all()):
+                raise ValueError(f"its {what} are not all finite; quantize the model again")
 
 
 def paths_of(name: str) -> Iterator[str]:

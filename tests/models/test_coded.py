@@ -161,6 +161,36 @@ def test_lost_tensors_of_a_matrix_are_named(folder: Folder, lost: str, words: st
         load(Folder(coded / "again", config, tensors).write(), max_model_len=64)
 
 
+def changed(coded: Path, tensors: dict[str, Tensor], **quantization: object) -> Path:
+    """The folder with more or other tensors, and entries of its quantization config."""
+    config = json.loads((coded / "config.json").read_text())
+    config["quantization_config"] |= quantization
+    (coded / "again").mkdir(exist_ok=True)
+    return Folder(coded / "again", config, torch_files(coded) | tensors).write()
+
+
+def test_scales_that_are_no_numbers_are_told(folder: Folder) -> None:
+    coded, _ = write_coded(folder, "compressed-tensors")
+    name = "model.layers.0.mlp.up_proj.weight_scale"
+    scales = torch_files(coded)[name]
+    scales[3, 1] = torch.inf
+    with pytest.raises(ValueError, match=r"layers.0.mlp.up_proj.*ct-pack: its scales are not all finite"):
+        load(changed(coded, {name: scales}), max_model_len=64)
+
+
+def test_tensors_that_a_config_denies_are_told(folder: Folder) -> None:
+    coded, _ = write_coded(folder, "compressed-tensors")
+    groups = json.loads((coded / "config.json").read_text())["quantization_config"]["config_groups"]
+    groups["group_0"]["weights"]["symmetric"] = True
+    with pytest.raises(ValueError, match=r"q_proj.* has weight_zero_point beside it, of which the config"):
+        load(changed(coded, {}, config_groups=groups), max_model_len=64)
+    name = "model.layers.0.mlp.up_proj.pre_quant_scale"
+    with pytest.raises(ValueError, match=r"up_proj.* has pre_quant_scale beside it"):
+        load(changed(coded, {name: torch.ones(16)}), max_model_len=64)
+    name = "model.layers.0.mlp.up_proj.weight_g_idx"
+    load(changed(coded, {name: torch.zeros(16)}), max_model_len=64)  # as tools write what is not there
+
+
 def test_biases_of_old_tools_are_zeros_or_refused(folder: Folder) -> None:
     """AutoGPTQ and others wrote one for every matrix."""
     coded, plain = write_coded(folder, "gptq")

@@ -375,6 +375,9 @@ def test_bitsandbytes_blocks_are_those_of_the_files(block: int, type: str, eleme
     tensors = {f"{UP}.weight": Info((elements, 1), type), f"{UP}.weight.absmax": Info((-(-576 // block),))}
     found = read(config, tensors=tensors).format_of(UP)
     assert found is not None and found.group == Group(1, block)
+    damaged = {f"{DOWN}.weight": Info((elements, 1), type), f"{DOWN}.weight.absmax": Info((2,))}
+    whole = {name.replace("up", each): info for each in ("up", "gate") for name, info in tensors.items()}
+    assert read(config, tensors=damaged | whole).format_of(UP) == found
 
 
 def test_torchaos_classes() -> None:

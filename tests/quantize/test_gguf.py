@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from pellucid.config import ModelConfig
+from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.loader import torch_module
 from pellucid.quant.codes import Codes
 from pellucid.quantize import run
 from pellucid.quantize.ggml import WRITTEN, ggml_codes
+from pellucid.quantize.gguf import tokenizer_keys
 from pellucid.text.tokenizer import Tokenizer
 from pellucid.weights.gguf_folder import folder_of
 from tests.models.harness import load
@@ -82,6 +86,20 @@ def test_the_tokenizer_goes_with_it(tmp_path: Path) -> None:
         assert theirs.encode(text) == ours.encode(text)
     assert theirs.chat_template(tools=False) == ours.chat_template(tools=False)
     assert theirs.encode("<|im_start|>") == ours.encode("<|im_start|>")
+
+
+def test_tokens_that_the_model_has_no_row_for_are_left_out_or_refused(tmp_path: Path) -> None:
+    plain, out = made_of(tmp_path / "plain", "Qwen3ForCausalLM"), tmp_path / "out"
+    tokenizer = json.loads((plain / "tokenizer.json").read_text())
+    size = json.loads((plain / "config.json").read_text())["vocab_size"]
+    tokenizer["added_tokens"].append(tokenizer["added_tokens"][0] | {"id": size, "content": "<|beyond|>"})
+    (plain / "tokenizer.json").write_text(json.dumps(tokenizer))
+    keys = tokenizer_keys(Checkpoint.open(ModelConfig(model=str(plain))))
+    assert "<|beyond|>" not in keys["tokenizer.ggml.tokens"]  # pyright: ignore[reportOperatorIssue]
+    tokenizer["model"]["vocab"]["beyond"] = size
+    (plain / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ValueError, match=f"has the token {size}, but vocab_size in config.json is {size}"):
+        quantizer(plain, out, method="gguf:Q8_0")
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,6 @@ def groups_by_input(index: Tensor, groups: int) -> Tensor:
 
 def divided(features: int, per: int, what: str) -> int:
     """features / per.  Raises ValueError if that is no whole number: such a matrix cannot be stored so."""
-    if features % per:
+    if per < 1 or features % per:
         raise ValueError(f"{features} {what} are not whole units of {per}, which this layout needs")
     return features // per

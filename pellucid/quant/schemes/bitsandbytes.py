@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 from pellucid.quant.codes import LUT4, S8, Group
 from pellucid.quant.layouts.base import LayerFormat
@@ -51,10 +52,11 @@ def format_of(options: Options, stored: StoredConfig) -> LayerFormat:
 
 
 def block_in(stored: StoredConfig) -> int | None:
-    """The weights of a block, a power of two: configs do not say, the files do, if they are known."""
+    """The weights of a block, a power of two: configs do not say, most of the files' matrices do."""
+    found = Counter[int]()
     for path in stored.layers_with(".weight.absmax"):
         weight, blocks = (stored.tensors.get(f"{path}.weight{end}") for end in ("", ".absmax"))
         if weight is not None and blocks is not None and math.prod(blocks.shape) > 1:
             num_weights = 2 * math.prod(weight.shape) * ITEM_SIZES.get(weight.type, 1)
-            return 1 << (-(-num_weights // math.prod(blocks.shape)) - 1).bit_length()
-    return None
+            found[1 << (-(-num_weights // math.prod(blocks.shape)) - 1).bit_length()] += 1
+    return max(found, key=lambda size: (found[size], size)) if found else None
