@@ -83,9 +83,10 @@ class Output:
         if resume and (self.folder / REPORT).is_file():
             found = Report.read(self.folder)
             if not all(shard.is_file() for shard in self.shards(found.num_layers_done)):
-                raise ValueError(
-                    f"{self.folder} is finished, or lacks layers that it had; name another folder"
-                )
+                if finished := [file.name for file in self.folder.glob("*.gguf")]:
+                    self.remove_shards()  # which are in that file, and were about to be removed
+                    raise ValueError(f"{finished[0]} in {self.folder} is finished; name another folder")
+                raise ValueError(f"{self.folder} lacks layers that it had; name another folder")
             for name in ("recipe", "calibration"):
                 there, wanted = getattr(found, name), getattr(report, name)
                 if there != wanted:
@@ -133,7 +134,7 @@ class Output:
 
     def remove_shards(self) -> None:
         for shard in self.shards(self.num_layers):
-            shard.unlink()
+            shard.unlink(missing_ok=True)
 
     def write_json(self, name: str, content: Mapping[str, object]) -> None:
         (self.folder / name).write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")

@@ -151,8 +151,8 @@ class Quantizer:
         if self.samples.heldout:
             size = self.samples.heldout_bytes
             self.report.bits_per_byte = before / size, after / size
-        self.finish()
         self.report.write(self.output.folder)
+        self.finish()
         return self.report
 
     def finish(self) -> None:

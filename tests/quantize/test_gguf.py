@@ -13,7 +13,7 @@ from pellucid.config import ModelConfig
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.loader import torch_module
 from pellucid.quant.codes import Codes
-from pellucid.quantize import run
+from pellucid.quantize import output, run
 from pellucid.quantize.ggml import WRITTEN, ggml_codes
 from pellucid.quantize.gguf import tokenizer_keys
 from pellucid.text.tokenizer import Tokenizer
@@ -86,6 +86,25 @@ def test_the_tokenizer_goes_with_it(tmp_path: Path) -> None:
         assert theirs.encode(text) == ours.encode(text)
     assert theirs.chat_template(tools=False) == ours.chat_template(tools=False)
     assert theirs.encode("<|im_start|>") == ours.encode("<|im_start|>")
+
+
+def test_a_file_whose_shards_were_being_removed_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, out = made_of(tmp_path / "plain", "Qwen3ForCausalLM"), tmp_path / "out"
+
+    def cut(self: output.Output) -> None:
+        next(iter(self.shards(1))).unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(output.Output, "remove_shards", cut)
+        with pytest.raises(KeyboardInterrupt):
+            quantizer(plain, out, method="gguf:Q8_0").run()
+    assert output.Report.read(out).bits_per_byte is not None
+    with pytest.raises(ValueError, match="model-Q8_0.gguf in .* is finished; name another folder"):
+        quantizer(plain, out, method="gguf:Q8_0").run(resume=True)
+    assert {file.name for file in out.iterdir()} == {"model-Q8_0.gguf", "quantization.json"}
 
 
 def test_tokens_that_the_model_has_no_row_for_are_left_out_or_refused(tmp_path: Path) -> None:
