@@ -17,6 +17,7 @@ def with_file(argv: Sequence[str]) -> list[str]:
     given = list(argv)
     if not given or given[0] not in COMMANDS:
         return given
+    given[1:] = map(_dashed, given[1:])
     for i, word in enumerate(given[1:], start=1):
         name, equals, path = word.partition("=")
         if name != FLAG:
@@ -29,6 +30,12 @@ def with_file(argv: Sequence[str]) -> list[str]:
         names = {each.partition("=")[0] for each in rest} | ({MODEL} if words else set())
         return [given[0], *words, *_arguments(_read(Path(path)), names), *rest]
     return given
+
+
+def _dashed(word: str) -> str:
+    """vLLM takes `--max_num_seqs`, too."""
+    flag, equals, value = word.partition("=")
+    return flag.replace("_", "-") + equals + value if word.startswith("--") else word
 
 
 def _split(given: list[str]) -> tuple[list[str], list[str]]:

@@ -33,7 +33,7 @@ def test_a_file_says_options_and_the_command_line_more(tmp_path: Path, flag: str
     config, names = parsed(words)
     assert (config.model.model, config.model.max_model_len, config.scheduler.max_num_seqs) == ("m", 4096, 4)
     assert config.cache.enable_prefix_caching is False and names == ("a", "b")
-    assert parsed([*words, "--served-model-name", "c"])[1] == ("c",)
+    assert parsed([*words, "--served_model_name", "c"])[1] == ("c",)
 
 
 def test_a_model_is_not_taken_for_one_of_a_list(tmp_path: Path) -> None:
@@ -71,6 +71,8 @@ def test_a_file_that_says_no_options_is_refused(tmp_path: Path, text: str, messa
 
 def test_short_flags_are_vllms() -> None:
     config, _ = parsed(["serve", "m", "-tp", "2", "-pp", "3", "-dp", "4", "-q", "fp8"])
+    underscored = ["serve", "m", "--max_model_len", "64", "--served_model_name=a_b"]
+    assert parsed(underscored)[0].model.max_model_len == 64 and parsed(underscored)[1] == ("a_b",)
     parallel = config.parallel
     assert (parallel.tensor_parallel_size, parallel.pipeline_parallel_size) == (2, 3)
     assert parallel.data_parallel_size == 4
