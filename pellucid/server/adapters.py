@@ -49,12 +49,12 @@ def named(llm: AsyncLLM, modules: Sequence[str], names: Sequence[str]) -> dict[s
 @router.post("/v1/load_lora_adapter", summary="Have requests name an adapter as their model")
 async def load(body: LoadRequest, request: Request) -> Response:
     server = server_of(request)
-    if body.lora_name in server.names or (body.lora_name in server.adapters and not body.load_inplace):
-        raise ApiError(400, f"there is a model {body.lora_name!r} already; unload it, or take another name")
     if not body.lora_name:
         raise ApiError(400, "lora_name is empty", param="lora_name")
+    _check_name(server, body)
     adapter = LoRARequest(body.lora_name, len(server.adapters) + 1, body.lora_path)
     await _try(server, adapter)
+    _check_name(server, body)  # another one may have come first
     server.adapters[body.lora_name] = adapter
     return PlainTextResponse(f"Success: LoRA adapter {body.lora_name!r} added.")
 
@@ -76,6 +76,11 @@ def _said(module: str) -> tuple[str, str]:
     if isinstance(name, str) and isinstance(path, str) and name and path:
         return name, path
     raise ValueError(f'lora_modules has {module!r}, must be NAME=FOLDER or {{"name": .., "path": ..}}')
+
+
+def _check_name(server: Server, body: LoadRequest) -> None:
+    if body.lora_name in server.names or (body.lora_name in server.adapters and not body.load_inplace):
+        raise ApiError(400, f"there is a model {body.lora_name!r} already; unload it, or take another name")
 
 
 async def _try(server: Server, adapter: LoRARequest) -> None:

@@ -158,8 +158,8 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        where, *path = (fault := error.errors()[0])["loc"]
-        if where == "query":
+        _, *path = (fault := error.errors()[0])["loc"]
+        if path and fault["type"] != "json_invalid":
             return refusal(request, field_fault([{**fault, "loc": path}]))
         return refusal(request, ApiError(400, _body_fault(fault, request)))
 
@@ -191,7 +191,7 @@ def field_fault(faults: Sequence[Mapping[str, Any]]) -> ApiError:
 
 
 def _body_fault(fault: Mapping[str, Any], request: Request) -> str:
-    """What is wrong with a body that is no JSON; those that are do not come here."""
+    """What is wrong with a body that is no JSON."""
     if fault["type"] == "missing":
         return "the request has no body, must have JSON"
     said = request.headers.get("content-type", "")

@@ -95,3 +95,26 @@ def test_a_pause_says_nothing_of_an_adapter(served: Running, adapters: dict[str,
         assert loading.result().status_code == 503 and "paused" in loading.result().text
     httpx.post(f"{served.url}/resume")
     assert post(served, "/v1/unload_lora_adapter", lora_name="late").status_code == 404
+
+
+def test_of_two_at_once_one_has_the_name(served: Running, adapters: dict[str, Path]) -> None:
+    paths = [str(adapters[name] / "adapter") for name in ("one", "all")]
+    httpx.post(f"{served.url}/pause?mode=keep")
+    with ThreadPoolExecutor(2) as threads:
+        loading = [
+            threads.submit(post, served, "/v1/load_lora_adapter", lora_name="two", lora_path=path)
+            for path in paths
+        ]
+        eventually(lambda: served.metric("vllm:num_requests_waiting") == 2)
+        httpx.post(f"{served.url}/resume")
+    first, second = sorted((each.result() for each in loading), key=lambda answer: answer.status_code)
+    assert (first.status_code, second.status_code) == (200, 400) and "already" in second.text
+    assert post(served, "/v1/unload_lora_adapter", lora_name="two").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "param"), [({"lora_name": "x"}, "lora_path"), ({"lora_name": 5, "lora_path": "x"}, "lora_name")]
+)
+def test_a_field_that_is_wrong_is_named(served: Running, body: dict[str, object], param: str) -> None:
+    error = post(served, "/v1/load_lora_adapter", **body).json()["error"]
+    assert error["param"] == param and error["message"].startswith(f"{param}: ")
