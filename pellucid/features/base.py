@@ -227,6 +227,7 @@ class WorkerFacts:
     # The target's tensor of this name as its checkpoint has it; None: it has none.
     read_own: Callable[[str], Tensor | None]
     rename: Callable[[str], str]  # from a checkpoint's key to the target's name for that tensor
+    ignored: Sequence[str]  # patterns of tensors that it has no use for
     resolved: Resolved
     rank: int
     say: Callable[[str, object], None]  # to the host's half of this name, out of turn; from any thread

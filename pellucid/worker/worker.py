@@ -303,6 +303,7 @@ class Worker:
             adaptable=target.adaptable,
             read_own=target.read_own,
             rename=target.model.rename,
+            ignored=target.model.ignored,
             resolved=self.resolved,
             rank=self.seat.rank,
             say=self.seat.say,

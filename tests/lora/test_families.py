@@ -84,8 +84,10 @@ def test_adapters_of_multimodal_checkpoints_have_their_names(spelling: str, tmp_
     assert expected != tokens_of(tmp_path / "base", prompt)
     file = tmp_path / "adapter" / "adapter_model.safetensors"
     inside = "base_model.model."
-    tensors = load_file(file)
-    save_file({key.replace(f"{inside}model.", inside + spelling): t for key, t in tensors.items()}, file)
+    tensors = {key.replace(f"{inside}model.", inside + spelling): t for key, t in load_file(file).items()}
+    images = f"{inside}{spelling.replace('language_model', 'vision_tower')}layers.0.q_proj"  # passed over
+    shapes = {"lora_A": (4, 8), "lora_B": (8, 4)}
+    save_file(tensors | {f"{images}.{name}.weight": torch.ones(s) for name, s in shapes.items()}, file)
     assert tokens_of(tmp_path / "base", prompt, adapter=tmp_path / "adapter") == expected
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,7 @@ class Adapters:
         lora = facts.resolved.user.lora
         self._banks, self._adaptable, self._read_own = facts.lora_banks, facts.adaptable, facts.read_own
         self._modules, self._rename = facts.modules | facts.adaptable, facts.rename
+        self._ignored = facts.ignored
         self._pins = facts.device.type == "cuda"
         self._most = lora.max_cpu_loras or lora.max_loras
         self._held: OrderedDict[str, dict[str, LowRank]] = OrderedDict()  # the least recently used first
@@ -76,6 +78,7 @@ class Adapters:
         if ref not in self._held:
             named = AdapterRef.decode(ref)
             adapter = read_adapter(Path(named.path), self._read_own, self._rename)
+            adapter = self._without_ignored(named, adapter)
             self._check(named, adapter)
             own = Tensor.pin_memory if self._pins else Tensor.clone  # no view of a file that may change
             adapter = {name: LowRank(*map(own, pair)) for name, pair in adapter.items()}
@@ -88,6 +91,21 @@ class Adapters:
                 self._held.popitem(last=False)
         self._held.move_to_end(ref)
         return self._held[ref]
+
+    def _without_ignored(self, named: AdapterRef, adapter: dict[str, LowRank]) -> dict[str, LowRank]:
+        """Without what changes parts that are not computed here, such as what reads images."""
+        others = sorted(adapter.keys() - self._modules)
+        passed = {
+            name for name in others for pattern in self._ignored if fnmatchcase(f"{name}.weight", pattern)
+        }
+        if passed:
+            logger.warning(
+                "adapter %r also changes %s, which is not computed here (%d such modules)",
+                named.name,
+                min(passed),
+                len(passed),
+            )
+        return {name: pair for name, pair in adapter.items() if name not in passed}
 
     def _check(self, named: AdapterRef, adapter: Mapping[str, LowRank]) -> None:
         """Raise ValueError if some of it fits no layer."""
