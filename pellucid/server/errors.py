@@ -191,8 +191,10 @@ def field_fault(faults: Sequence[Mapping[str, Any]]) -> ApiError:
 
 
 def _body_fault(fault: Mapping[str, Any], request: Request) -> str:
-    """What is wrong with a body that is no JSON."""
+    """What is wrong with a body that has no fields."""
     if fault["type"] == "missing":
         return "the request has no body, must have JSON"
+    if fault["type"] == "json_invalid":
+        return f"the body is no JSON: {fault['ctx']['error']}"
     said = request.headers.get("content-type", "")
     return f"the body is of type {said!r}; send JSON, with the header 'Content-Type: application/json'"

@@ -118,3 +118,6 @@ def test_of_two_at_once_one_has_the_name(served: Running, adapters: dict[str, Pa
 def test_a_field_that_is_wrong_is_named(served: Running, body: dict[str, object], param: str) -> None:
     error = post(served, "/v1/load_lora_adapter", **body).json()["error"]
     assert error["param"] == param and error["message"].startswith(f"{param}: ")
+    headers = {"Content-Type": "application/json"}
+    cut = httpx.post(f"{served.url}/v1/load_lora_adapter", content=b'{"lora_name"', headers=headers)
+    assert cut.status_code == 400 and "is no JSON: Expecting" in cut.json()["error"]["message"]

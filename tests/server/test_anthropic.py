@@ -92,6 +92,17 @@ def test_what_claude_code_says_to_anthropics_accounts_is_no_part_of_the_prompt(
     assert count(system=[billing]) == count()
 
 
+def test_a_context_may_be_managed_by_leaving_it(claude: anthropic.Anthropic) -> None:
+    def managed(keep: object) -> Any:
+        edit = {"type": "clear_thinking_20251015", "keep": keep}
+        body = {"context_management": {"edits": [edit]}}
+        return claude.messages.create(model="sprout", max_tokens=1, messages=SUM, extra_body=body)
+
+    assert managed("all").type == "message", "as Claude Code says"
+    with pytest.raises(anthropic.BadRequestError, match="context_management is not supported"):
+        managed({"type": "thinking_turns", "value": 1})
+
+
 def test_what_is_obeyed_or_refused_is_not_said_to_be_ignored(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,8 +122,10 @@ RESPONSES = {  # of chats, where responses are made
 }
 ALL = UNSERVED | OPENAI_CHAT | COMPLETION | MESSAGES | RESPONSES
 OLDER = "guided_"  # what the names of structured_outputs in vLLM began with
+KEEP_ALL = {"type": "clear_thinking_20251015", "keep": "all"}  # Claude Code says so in every request
 HARMLESS: dict[str, tuple[object, ...]] = {
     "add_generation_prompt": (True,),
+    "context_management": ({"edits": []}, {"edits": [KEEP_ALL]}),
     "dry_multiplier": (0,),
     "dynatemp_range": (0,),
     "frequency_penalty": (0,),
