@@ -257,6 +257,8 @@ class Router:
         moves: list[Move] = []
         for request in reversed(list(self._untold[source].values())):
             handed = self._handed[request.id]
+            if handed.is_aborted:
+                continue  # it would begin anew there, for nobody
             left = self.loads[source] - handed.work
             if (
                 len(moves) == most

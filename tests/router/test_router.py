@@ -308,6 +308,19 @@ def test_what_moves_is_the_youngest_half_of_the_work() -> None:
     assert not tell(router, SeqUpdate("4", [1]), 0) and tell(router, SeqUpdate("4", [1]), 1)
 
 
+def test_what_nobody_wants_moves_nowhere() -> None:
+    router = make_router(2)
+    for i in range(8):
+        place(router, i, max_tokens=100)
+    assert tell(router, SeqUpdate("0", [1]), 0)
+    for i in (2, 4, 6):
+        router.abort(f"{i}")
+    end(router, 1, 3, 5, 7)
+    assert router.moves([3, 0]) == [], "its engine has not said yet that these have ended"
+    end(router, 2, 4, 6)
+    assert router.loads[0] > 0 == router.loads[1]
+
+
 def test_nothing_is_remembered_of_what_has_left_an_engine_that_is_closed() -> None:
     router = make_router(3)
     for i in range(9):

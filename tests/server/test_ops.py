@@ -382,6 +382,7 @@ def test_an_engine_sleeps_and_wakes(server: Running, client: openai.OpenAI, leve
     assert refused.value.status_code == 503
     cache = httpx.post(f"{server.url}/wake_up?tags=kv_cache", timeout=PATIENCE)
     assert cache.status_code == 409 and "comes back behind weights" in cache.text
+    assert cache.json()["error"]["type"] == "ConflictError"
     assert httpx.post(f"{server.url}/wake_up?tags=weights", timeout=PATIENCE).status_code == 200
     assert httpx.get(f"{server.url}/is_sleeping").json() == {"is_sleeping": True}
     assert httpx.post(f"{server.url}/wake_up", timeout=PATIENCE).status_code == 200
