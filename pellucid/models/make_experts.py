@@ -208,7 +208,7 @@ class Maker:
         Codes are read by the name of the matrix that they are.
         """
         stored, path = self.b.context.stored, self.b.path(f"experts.{matrix}")
-        if f"{path}_weight_scale" in stored:  # of codes that are called `path`
+        if f"{path}_weight_scale" in stored or f"{path}_scale" in stored:  # of codes that are called `path`
             return f"{path}.weight"
         if path in stored:
             return path

@@ -1,4 +1,4 @@
-"""What checkpoints call the scales of an FP8 KV cache, and which of them serves; layers own the numbers."""
+"""What checkpoints call scales of the KV cache and of inputs, and which one serves; layers own numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ if TYPE_CHECKING:
 
     from pellucid.quant.base import Coords
 
-SPELLINGS = {  # endings of other tools' names -> ours, which is the attention layer's path and its scale
+SPELLINGS = {  # endings of other tools' names -> ours, such as the attention layer's path and its scale
+    ".activation_scale": ".input_scale",
     ".self_attn.k_scale": ".self_attn.attn.k_scale",
     ".self_attn.v_scale": ".self_attn.attn.v_scale",
     ".k_proj.k_scale": ".attn.k_scale",
@@ -23,7 +24,7 @@ UNUSED = ("*.q_scale", "*.q_proj.output_scale", "*.prob_scale", "*.prob_output_s
 
 
 def kv_scale_name(name: str) -> str:
-    """The name of a checkpoint's tensor, brought to our spelling if it is a scale of the KV cache."""
+    """The name of a checkpoint's tensor, brought to our spelling if it is a scale of the cache or inputs."""
     for theirs, ours in SPELLINGS.items():
         if name.endswith(theirs):
             return name.removesuffix(theirs) + ours

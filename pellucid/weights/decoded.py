@@ -26,7 +26,7 @@ MEANINGFUL = frozenset(
 )
 PLAIN = ("F32", "F16", "BF16")
 # Ends of names of experts' codes, which no dot precedes.
-JOINED = ("_blocks", "_scales", "_weight_scale", "_weight_scale_2", "_input_scale")
+JOINED = ("_blocks", "_scales", "_scale", "_weight_scale", "_weight_scale_2", "_input_scale")
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,8 +96,9 @@ def quantized_by(folder: Path, config: Mapping[str, object], tensors: dict[str, 
     return folder
 
 
-@pytest.mark.parametrize("algorithm", ["FP8", "NVFP4"])
-def test_modelopts_experts_are_in_one_tensor(tmp_path: Path, algorithm: str) -> None:
+@pytest.mark.parametrize("algorithm", ["FP8", "NVFP4", "fbgemm"])
+def test_experts_in_one_tensor_are_codes_there(tmp_path: Path, algorithm: str) -> None:
+    """ModelOpt's, and Llama 4's of fbgemm, which has scales of outputs."""
     tensors = save_model(tmp_path, "GptOss", **GPT_OSS)
     plain, coded = dict(tensors), dict(tensors)
     for name, weight in tensors.items():  # [E, K, N]
@@ -112,6 +113,13 @@ def test_modelopts_experts_are_in_one_tensor(tmp_path: Path, algorithm: str) -> 
             plain[name] = coded[name].float() / 8
             continue
         num, inputs, outputs = weight.shape
+        if algorithm == "fbgemm":
+            scale = torch.rand(num, 1, outputs) + 0.5
+            coded[name] = (weight * 4).to(torch.float8_e4m3fn)
+            plain[name] = coded[name].float() * scale
+            is_gate = name.endswith("gate_up_proj")
+            coded[f"{name}_scale"] = scale if is_gate else scale.transpose(1, 2).contiguous()
+            continue
         q = torch.randint(16, (num, outputs, inputs), dtype=torch.uint8)
         scale = torch.rand(num, outputs, inputs // 16).to(torch.float8_e4m3fn)
         codes = Codes(q=q, code=E2M1, group=Group(1, 16), scale=Scales(scale, torch.tensor([[0.25]])))
@@ -121,10 +129,26 @@ def test_modelopts_experts_are_in_one_tensor(tmp_path: Path, algorithm: str) -> 
         coded[f"{name}_weight_scale_2"] = torch.tensor(0.25)
     save_file(plain, tmp_path / "model.safetensors")
     expected = logits_of(tmp_path)
-    config = {
-        "quantization_config": {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["*attn*"]}
-    }
-    assert torch.equal(logits_of(quantized_by(tmp_path, config, coded)), expected)
+    config: dict[str, object] = {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["*attn*"]}
+    if algorithm == "fbgemm":
+        config = {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["self_attn"]}
+    found = logits_of(quantized_by(tmp_path, {"quantization_config": config}, coded))
+    assert torch.equal(found, expected)
+
+
+def test_transformers_static_fp8_calls_input_scales_otherwise(tmp_path: Path) -> None:
+    tensors = save_model(tmp_path, "Qwen3", head_dim=16)
+    plain, coded = dict(tensors), dict(tensors)
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        path = name.removesuffix(".weight")
+        coded[name] = (tensors[name] * 8).to(torch.float8_e4m3fn)
+        coded[f"{path}.weight_scale_inv"], coded[f"{path}.activation_scale"] = torch.tensor([0.125, 2.0])
+        plain[name] = coded[name].float() / 8
+    save_file(plain, tmp_path / "model.safetensors")
+    expected = logits_of(tmp_path)
+    config = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
+    found = logits_of(quantized_by(tmp_path, {"quantization_config": config}, coded))
+    assert torch.equal(found, expected)
 
 
 def group_of(*targets: str, **weights: object) -> dict[str, object]:

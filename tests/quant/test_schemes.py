@@ -302,8 +302,9 @@ class TestFp8:
         assert rules.format_of("model.layers.0.mlp.gate") is None
         assert rules.format_of(QUERY) and rules.format_of("model.layers.0.mlp.gate_proj")
         tensors = {"model.layers.0.mlp.experts.gate_up_proj_scale": Info((4, 1, 8), "F32")}
-        with pytest.raises(ValueError, match="FP8 experts of a layer in one tensor"):
-            read({"quant_method": "fbgemm_fp8"}, tensors=tensors)
+        rules = read({"quant_method": "fbgemm_fp8"}, tensors=tensors)
+        experts = rules.format_of("model.layers.0.mlp.experts.gate_up_proj", "experts")
+        assert experts and experts.layout == "fbgemm-experts"
 
 
 class TestModelOpt:

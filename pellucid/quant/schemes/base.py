@@ -15,6 +15,7 @@ from pellucid.quant.layouts.base import LayerFormat
 
 Kind = Literal["linear", "experts", "head", "embedding"]
 Kinds = frozenset[Kind]
+EXPERTS: Kinds = frozenset[Kind](("experts",))
 LINEAR: Kinds = frozenset[Kind](("linear", "experts"))
 WITH_HEAD: Kinds = frozenset[Kind](("linear", "experts", "head"))
 EVERY_KIND: Kinds = frozenset[Kind](("linear", "experts", "head", "embedding"))

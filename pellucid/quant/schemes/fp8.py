@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from pellucid.quant.codes import E4M3, ROW, WHOLE_MATRIX, Group
 from pellucid.quant.layouts.base import ActFormat, LayerFormat
 from pellucid.quant.schemes.base import (
     EVERYTHING,
+    EXPERTS,
     LINEAR,
     Options,
     QuantScheme,
     Rule,
     Rules,
     StoredConfig,
+    exact,
     plain,
     refusal,
 )
@@ -68,12 +71,10 @@ class FbgemmScheme(QuantScheme):
     """Scales of rows, activations dynamic; their upper bound, `activation_scale_ub`, is not applied."""
 
     def rules(self, stored: StoredConfig, options: Options) -> Rules:
-        fused = next((name for name in stored.tensors if name.endswith("experts.gate_up_proj_scale")), None)
-        if fused is not None:
-            raise refusal(
-                f"FP8 experts of a layer in one tensor ({fused})",
-                "each expert's matrices must be tensors of their own",
-                "use such a checkpoint, as RedHatAI/Llama-4-Maverick-17B-128E-Instruct-FP8 is one",
-            )
         format = LayerFormat(layout="scaled", code=E4M3, act=ActFormat(type="e4m3"))
-        return Rules((*plain(options.names("modules_to_not_convert")), Rule(EVERYTHING, format, LINEAR)))
+        in_one = replace(format, layout="fbgemm-experts")
+        of_experts = [
+            Rule(exact(f"{name}_proj"), in_one, EXPERTS) for name in stored.layers_with("_proj_scale")
+        ]
+        left = plain(options.names("modules_to_not_convert"))
+        return Rules((*left, *of_experts, Rule(EVERYTHING, format, LINEAR)))

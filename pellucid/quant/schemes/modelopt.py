@@ -8,9 +8,9 @@ from pellucid.quant.codes import E2M1, E4M3, S8, WHOLE_MATRIX, Group
 from pellucid.quant.layouts.base import ActFormat, LayerFormat
 from pellucid.quant.schemes.base import (
     EVERYTHING,
+    EXPERTS,
     LINEAR,
     WITH_HEAD,
-    Kind,
     Options,
     QuantScheme,
     Rule,
@@ -21,7 +21,6 @@ from pellucid.quant.schemes.base import (
     refusal,
 )
 
-EXPERTS = frozenset[Kind](("experts",))
 MIXED = "MIXED_PRECISION"
 NVFP4 = LayerFormat(layout="modelopt-nvfp4", code=E2M1, group=Group(1, 16))
 FORMATS = {

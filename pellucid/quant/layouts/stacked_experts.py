@@ -1,4 +1,4 @@
-"""ModelOpt's experts, all of a layer in one tensor, inputs first: FP8, or NVFP4 packed along inputs."""
+"""Experts of a layer in one tensor, inputs first: ModelOpt's in FP8 or NVFP4, and fbgemm's in FP8."""
 
 from __future__ import annotations
 
@@ -50,4 +50,23 @@ class ModelOptExperts(Layout):
         return Codes(q=q.contiguous(), code=format.code, group=format.group, scale=Scales(scale[None]))
 
 
+class FbgemmExperts(Layout):
+    """The matrix itself [E, K, N], and _scale, a number for each expert's output."""
+
+    joint = ""
+
+    def params(self, format: LayerFormat, shape: MatrixShape) -> dict[str, TensorSpec]:
+        num = shape.experts or 1
+        return {
+            "": TensorSpec(shape=(num, shape.inn, shape.out), dtypes=(format.code.dtype,)),
+            "_scale": TensorSpec(shape=(num, shape.out, 1), dtypes=FLOATS),
+        }
+
+    def decode(self, raw: Raw, format: LayerFormat, shape: MatrixShape) -> Codes:
+        found = checked(raw, self.params(format, shape))
+        q = found[""].transpose(1, 2).contiguous()
+        return Codes(q=q, code=format.code, group=format.group, scale=Scales(found["_scale"]))
+
+
 MODELOPT_EXPERTS = ModelOptExperts()
+FBGEMM_EXPERTS = FbgemmExperts()
