@@ -55,6 +55,7 @@ YARN = {
 BIASES = {  # config.json's name: a tensor that tells
     "attention_bias": "self_attn.q_proj.bias",
     "qkv_bias": "self_attn.q_proj.bias",
+    "use_bias": "self_attn.q_proj.bias",
     "attention_out_bias": "self_attn.o_proj.bias",
     "mlp_bias": "mlp.up_proj.bias",
     "use_qk_norm": "self_attn.q_norm.weight",

@@ -108,6 +108,8 @@ FAMILIES = {  # by general.architecture
         names=LAYER | MIXTURE | GATE,
         fixed={"norm_topk_prob": True},
     ),
+    "gemma": Family(architecture="GemmaForCausalLM", model_type="gemma", one_more=True, fixed=TANH),
+    "ernie4_5": Family(architecture="Ernie4_5ForCausalLM", model_type="ernie4_5"),
     "gemma2": Family(
         architecture="Gemma2ForCausalLM",
         model_type="gemma2",

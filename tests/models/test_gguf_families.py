@@ -17,6 +17,7 @@ SCALED = {"query_pre_attn_scalar": GEMMA["head_dim"]}
 PLAIN_GEMMA3 = GEMMA3 | SCALED | {"final_logit_softcapping": None}
 LINEAR = GEMMA3_LINEAR["rope_parameters"]
 OWN = [
+    Case("gemma", "Gemma", {"head_dim": 24}),
     Case("gemma2", "Gemma2", GEMMA | SCALED),
     Case("gemma3", "Gemma3Text:Gemma3", PLAIN_GEMMA3 | {"num_hidden_layers": 7, "rope_parameters": LINEAR}),
     Case("llama4", "Llama4Text:Llama4", LLAMA4 | {"attention_chunk_size": 8192, "floor_scale": 8192}),
@@ -35,6 +36,7 @@ KINDS = {
     "exaone4": "exaone4",
     "exaone4 without windows, tied": "exaone4",
     "smollm3": "smollm3",
+    "ernie4_5 with biases, untied, yarn": "ernie4_5",
     "seed-oss": "seed_oss",
     "qwen3moe": "qwen3moe",
     "qwen2moe": "qwen2moe",
@@ -47,7 +49,7 @@ KINDS = {
     "deepseek v3 with yarn": "deepseek2",
     "glm4 moe lite": "deepseek2",
 }
-OWN_KINDS = ("gemma2", "gemma3", "llama4")
+OWN_KINDS = ("gemma", "gemma2", "gemma3", "llama4")
 FILES = [(case, KINDS[case.name]) for case in CASES if case.name in KINDS]
 FILES += list(zip(OWN, OWN_KINDS, strict=True))
 
