@@ -24,6 +24,11 @@ def text_key(key: str) -> str:
     return key.removeprefix("language_model.").replace("model.language_model.", "model.")
 
 
+def text_architecture(name: str) -> str:
+    """Of the text alone, whose tensors have the names that `text_key` gives; another's is its own."""
+    return name.replace("ForConditionalGeneration", "ForCausalLM") if name in TEXT_DEFAULTS else name
+
+
 def spellings_of(path: str) -> tuple[str, ...]:
     """The names that configs have for a module which a checkpoint calls so: of a multimodal one several."""
     text = text_key(path)

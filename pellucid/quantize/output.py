@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pellucid.models.checkpoint import CONFIG_FILES, SIDE_FILES, Checkpoint
+from pellucid.models.text_config import text_architecture
 from pellucid.quantize.base import Recipe
 
 REPORT = "quantization.json"
@@ -129,7 +130,8 @@ class Output:
                     weight_map[key] = shard.name
             total += shard.stat().st_size
         self.write_json(INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
-        self.write_json("config.json", {**checkpoint.config, "quantization_config": dict(quantization)})
+        config = {**checkpoint.config, "architectures": [text_architecture(checkpoint.architecture)]}
+        self.write_json("config.json", {**config, "quantization_config": dict(quantization)})
         copy_configs(checkpoint.path, self.folder)
 
     def remove_shards(self) -> None:

@@ -21,6 +21,7 @@ from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.fields import Fields
 from pellucid.models.loader import open_source, weights_of
 from pellucid.models.registry import MODELS
+from pellucid.models.text_config import text_key
 from pellucid.quant.kv_scales import kv_scale_name
 from pellucid.quant.layouts.base import LayerFormat
 from pellucid.quant.schemes import rules_of
@@ -208,7 +209,7 @@ class Quantizer:
             matrix, plain = each.matrix, each.matrix.weight()
             own = rows_of(codes, first, first + len(plain))
             first += len(plain)
-            key = layer.source.key(matrix.name).removesuffix(".weight")
+            key = text_key(layer.source.key(matrix.name)).removesuffix(".weight")
             made = tensors_of(own, format, key)
             if inputs is not None:
                 beside = self.method.beside(format, inputs)
@@ -247,7 +248,7 @@ class Quantizer:
                     tensor = part.to(dtype).cpu().clone()
                 else:
                     tensor = layer.source.read(name)
-                tensors[layer.source.key(name)] = tensor.contiguous()
+                tensors[text_key(layer.source.key(name))] = tensor.contiguous()
         return tensors
 
     def shards(self, num: int | None = None) -> Shards:

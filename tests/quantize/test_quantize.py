@@ -270,3 +270,30 @@ def test_gptq_beats_awq_beats_rounding_on_the_bundled_model(
         assert report.bits_per_byte is not None
         after.append(report.bits_per_byte[1])
     assert after == sorted(after) and len({*after}) == len(methods), after
+
+
+def test_of_a_multimodal_model_the_text_is_made(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {
+        "vocab_size": 210,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "head_dim": 32,
+    }
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
+    config = transformers.Gemma3TextConfig(**sizes, **heads, pad_token_id=None)
+    plain, out = tmp_path / "plain", tmp_path / "out"
+    transformers.Gemma3ForCausalLM(config).save_pretrained(plain)
+    text = json.loads((plain / "config.json").read_text())
+    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text, "vision_config": {}}
+    (plain / "config.json").write_text(json.dumps(whole))
+    tensors = load_file(plain / "model.safetensors")
+    tensors = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
+    save_file({**tensors, "vision_tower.weight": torch.ones(2)}, plain / "model.safetensors")
+    quantizer(plain, out, method="int8").run()
+    written = json.loads((out / "config.json").read_text())
+    assert written["architectures"] == ["Gemma3ForCausalLM"] and written["model_type"] == "gemma3_text"
+    (file,) = out.glob("*.safetensors")
+    assert all(name.startswith("model.") for name in load_file(file))
+    torch.testing.assert_close(logits(out), logits(plain), atol=0.05, rtol=0)
