@@ -110,6 +110,8 @@ class _Life:
             logger.error("starting the engine anew, for it has died: %s", error)
             try:
                 await llm.restart()
+                if self._server.is_paused:
+                    llm.pause(is_on=True)  # the operator has not told it to go on
                 llm.warm_up()
             except Exception as failure:
                 error = f"{error}; it cannot start again: {failure}"

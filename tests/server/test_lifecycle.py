@@ -55,6 +55,7 @@ def test_an_engine_that_dies_is_started_anew_once(capfd: pytest.CaptureFixture[s
         for client in streams:
             assert client.has_begun.wait(PATIENCE)
         eventually(lambda: server.metric("vllm:num_requests_running") == 4)
+        httpx.post(f"{server.url}/pause?mode=keep", timeout=PATIENCE)
         server.engine.kill()
         for client in (*streams, whole):
             client.join(PATIENCE)
@@ -67,7 +68,13 @@ def test_an_engine_that_dies_is_started_anew_once(capfd: pytest.CaptureFixture[s
         assert refused.value.status_code == 503
 
         eventually(lambda: httpx.get(f"{server.url}/health", timeout=PATIENCE).status_code == 200)
-        server.client().completions.create(model="sprout", prompt="Once", max_tokens=2)
+        patient = Client(server, max_tokens=2)
+        patient.start()
+        eventually(lambda: server.metric("vllm:num_requests_waiting") == 1)
+        assert httpx.get(f"{server.url}/is_paused").json() == {"is_paused": True}, "as the one before"
+        httpx.post(f"{server.url}/resume")
+        patient.join(PATIENCE)
+        assert patient.status == 200
         family = psutil.Process(server.process.pid).children(recursive=True)
         server.engine.kill()
         assert server.process.wait(PATIENCE) == 1
