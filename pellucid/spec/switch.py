@@ -39,7 +39,7 @@ class Switch:
         self.trial_steps = 0  # left of a trial, that verify drafts
         self.num_trials = 0
         self._before = FIRST  # credit, as the last one began
-        self.due, self._num_try = TRIAL, 1  # credit for the next one, and its steps
+        self.due = TRIAL  # credit for the next one
         self._is_known, self.is_resting = is_on, False  # has there been a trial; have drafts been given up?
         self._eagerness = 1.0  # share of SHARE that is saved
         self._num_entered = 0  # since a trial found nothing
@@ -78,20 +78,23 @@ class Switch:
     def may_follow(self, price: float, gain: float) -> bool:
         """Is a drafter to follow prompts, for so many plain steps?
 
-        gain: tokens for a plain step's time, as expected.  As long as nothing is known of drafts it must pay
-        for the price within some steps; if they pay, they must have paid for the prompts before; else the
-        account must have enough, which is saved up to that.
+        gain: tokens for a plain step's time, as expected.  Unless drafts have paid for all prompts before,
+        they must pay for what is lent within some steps.  Where they have been given up the account must
+        have enough, which is saved up to that.
         """
-        if not self._is_known:
-            return price <= PAYS_WITHIN * (gain - 1)
         if not self.is_resting:
-            return self.is_paid
+            lent = max(0.0, self._owed - self._gained)
+            return (self._is_known and not lent) or lent + price <= PAYS_WITHIN * (gain - 1)
         self._most = max(MOST, price + TRIAL)
         return self.credit >= price + TRIAL
 
-    def plan_trial(self, num_steps: int, extra: float) -> None:
-        """The next one has so many steps with drafts, each of which takes so many plain ones beside."""
-        self._num_try, self.due = num_steps, num_steps * extra
+    def may_try(self, price: float) -> bool:
+        """Is it time for a trial, of so many plain steps?  One that has grown too dear is put off."""
+        self.due = price
+        if self.is_trying:
+            self.is_on = self.is_due
+            self._is_known |= self.is_on
+        return self.is_trying
 
     def plain(self) -> None:
         """A plain step has come home."""
@@ -102,8 +105,8 @@ class Switch:
         if self._is_known and not self.is_resting:
             self.is_on = self.credit > 0
         elif self.is_due and self._tries:
-            self.is_on = self._is_known = True
-            self.trial_steps, self._before = self._num_try, self.credit
+            self.is_on = True
+            self.trial_steps, self._before = 1, self.credit
             self.num_trials += 1
 
     def drafted(self, tokens: float, took: float, plain_seconds: float, *, has_drafts: bool) -> None:

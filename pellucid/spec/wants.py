@@ -28,12 +28,13 @@ from numpy.typing import NDArray
 from pellucid.schedule.plan import Column
 from pellucid.schedule.step import SchedulerOptions, Step
 from pellucid.schedule.table import Table
-from pellucid.spec.chances import Chances
-from pellucid.spec.costs import StepCosts
+from pellucid.spec.chances import Chances, Numbers
+from pellucid.spec.costs import StepCosts, Timed
 from pellucid.spec.drafter import Drafter
 from pellucid.spec.echoes import NUM_TOKENS, num_foretold
 from pellucid.spec.switch import Switch
 
+LEAST_STEPS = 2
 LEAST_CHANCE = 0.05  # of a draft, however cheap it is
 # What nothing is known of a sequence, as if so many of its drafts had been looked at.
 FIRST_TRIES, FIRST_RATE = 4.0, 0.7
@@ -78,21 +79,23 @@ class Wants:
         *,
         drafter: Drafter = Drafter.STATELESS,
         tree_depth: int = 0,
+        timed: Sequence[Timed] = (),
     ) -> None:
         """most: drafts of a row.  cheap_tokens: 0 if every sequence is always to have so many.
 
-        tree_depth: of the deepest draft, if they are trees.
+        tree_depth: of the deepest draft, if they are trees.  timed: of how many drafts a row, at start; of
+        these numbers one is chosen, of all if none was.
         """
         keeps_kv, self._reads_text = drafter is Drafter.KEEPS_KV, drafter is Drafter.READS_TEXT
         most = 0 if drafter is Drafter.NONE else most
         self._table, self._most = table, most
-        self._passes, self._chances = np.arange(1.0, 1 + most), Chances(most, tree_depth)
+        self._chances = Chances(most, tree_depth)
         # With forgetting: drafts that were looked at, up to the first that fell, and those that stood.
         self._tries: NDArray[np.float64] = np.zeros(len(table.want))
         self._hits = self._tries.copy()
         self._is_learning = most > 0 and cheap_tokens > 0
         self.switch = Switch(tries=not self._reads_text)
-        self.costs = StepCosts(cheap_tokens, takes_passes=keeps_kv)
+        self.costs = StepCosts(most, cheap_tokens, takes_passes=keeps_kv, timed=timed)
         self._keeps_kv = keeps_kv
         self._has_lost = np.zeros(len(table.want), dtype=bool)  # the drafter's KV
         self._is_followed = self._has_lost.copy()  # prompts of which a part was planned with the drafter
@@ -119,6 +122,7 @@ class Wants:
             options.cheap_tokens,
             drafter=options.drafter,
             tree_depth=options.tree_depth,
+            timed=options.timed,
         )
 
     def begin(self, slot: int) -> None:
@@ -230,7 +234,7 @@ class Wants:
         elif load.num_rows and num_new:
             drafts = load.num_drafts / load.num_rows
             passes = load.passes or load.most_drafts  # a recorded step makes them all, wanted or not
-            is_usual = passes >= load.most_drafts
+            is_usual = load.passes >= load.most_drafts
             took = self.costs.add(load.num_rows, passes, drafts, seconds, is_usual=is_usual)
             if took is None or plain is None:
                 switch.look()
@@ -248,9 +252,8 @@ class Wants:
         """Plain steps of those that decode, as far as it is known what their drafts take."""
         if not load.num_decodes:
             return 0.0
-        passes, drafts = np.array([[load.passes], [load.num_drafts / load.num_decodes]])
-        tokens = (num_new - load.num_joining) / load.num_decodes
-        return tokens - 1 - float(self.costs.extra(load.num_decodes, passes, drafts)[0])
+        tokens, drafts = (num_new - load.num_joining) / load.num_decodes, load.num_drafts / load.num_decodes
+        return tokens - 1 - float(self.costs.extra(load.num_decodes, load.passes, np.array([drafts]))[0])
 
     def learn(self, slots: Column, draft: Column, num_new: NDArray[np.int32]) -> None:
         """Rows with so many drafts, or none, have yielded so many tokens."""
@@ -291,15 +294,23 @@ class Wants:
         """Say what a trial takes; in one, have its rows want drafts."""
         stride = -(-len(able) // max(TRIAL_ROWS, num_rows // 4)) or 1
         some = able[self.switch.num_trials % stride :: stride]  # by turns, so that all get on
-        num_trying, passes, costs = max(1, len(some)), self._passes, self.costs
+        num_trying, costs = max(1, len(some)), self.costs
         # Recorded steps may take as long with drafts of a few rows as with those of all.
-        extra = costs.extra(num_rows, passes, passes) + costs.surprise(num_rows, passes)
-        num = max(1, int(np.count_nonzero(extra <= min(TRIAL_COST * extra[0], TRIAL_MOST))))
+        extra = [costs.extra(num_rows, num, np.array([float(num)]))[0] for num in costs.numbers.tolist()]
+        num = max(
+            num
+            for num, took in zip(costs.numbers.tolist(), extra, strict=True)
+            if num == 1 or took <= min(TRIAL_COST * extra[0], TRIAL_MOST)
+        )
         num_steps = min(TRIAL_STEPS, 1 + TRIAL_DRAFTS // (num * num_trying))
-        if not self.switch.is_trying:
-            extra = costs.extra(num_rows, passes, passes * (num_trying / num_rows))
-            self.switch.plan_trial(num_steps, float(extra[num - 1]))
+        drafts = np.array([num * num_trying / num_rows])
+        took = float(costs.extra(num_rows, num, drafts)[0])
+        best, _ = self._best(self._chances.of(np.ones(1)), num_rows, math.inf)
+        # One step more makes drafts and verifies none.  A trial is as long as the account has enough for.
+        price = (1 + min(num_steps, LEAST_STEPS)) * took if best > 1 + self._margin(num_rows) else math.inf
+        if not self.switch.may_try(price):
             return
+        num_steps = max(1, min(num_steps, int(self.switch.credit / max(took, 1e-9)) - 1))
         if not len(some):
             return
         # What is known of drafts may hold no more.
@@ -315,7 +326,7 @@ class Wants:
         """By rows; none, and given up, if they pay nowhere."""
         switch, is_proven = self.switch, not self._was_trying
         self._gain, worth = self._worth(able, num_rows)
-        least = 1 + GAIN_A_DOUBLING * math.log2(num_rows)
+        least = 1 + self._margin(num_rows)
         if self._keeps_kv:
             least -= self._doubt(able) + HOPE * (self._usual_gain - 1) * is_proven
         if self._gain < least:
@@ -326,6 +337,10 @@ class Wants:
             more = self._gain - self._usual_gain
             self._usual_gain += more * (HOPING if more > 0 else DESPAIRING)
         return worth if worth.any() else 1
+
+    @staticmethod
+    def _margin(num_rows: int) -> float:
+        return GAIN_A_DOUBLING * math.log2(num_rows)
 
     def _doubt(self, slots: Column) -> float:
         """The standard deviation of their mean rate, if it is what they have taught."""
@@ -354,17 +369,24 @@ class Wants:
         tries = min(FIRST_TRIES + TRIES_A_ROW * num_rows, MOST_TRIES)
         rates = (self._hits[slots] + tries * first) / (self._tries[slots] + tries)
         chances = self._chances.of(np.minimum(rates, 1.0))  # [rows, drafts]
-        costs, passes = self.costs, self._passes
-        # What a row would have got meanwhile goes by the last choice.
-        is_worth = chances >= max(LEAST_CHANCE, float(costs.parts(num_rows)[2]) * self._gain)
-        tokens = 1 + np.where(is_worth, chances, 0.0).mean(axis=0).cumsum()
-        extra = costs.extra(num_rows, passes, is_worth.mean(axis=0).cumsum())
-        risk = AT_RISK * (extra + costs.surprise(num_rows, passes))
-        is_dear = risk > self.switch.credit
-        is_dear[0] = False
-        gain = float(np.max(np.where(is_dear, 0.0, tokens / (1 + extra))))
-        hoped = np.where(is_dear, 0.0, tokens / (1 + costs.hoped(num_rows, passes, extra)))
-        if self._num_proposed:
-            hoped[self._num_proposed - 1] *= STAYING
-        best = int(np.argmax(hoped))
-        return gain, np.count_nonzero(is_worth[:, : best + 1], axis=1).astype(np.int64)
+        return self._best(chances, num_rows, self.switch.credit)
+
+    def _best(self, chances: Numbers, num_rows: int, credit: float) -> tuple[float, Column]:
+        """The same for rows whose drafts stand with these chances, [rows, drafts], at the risk of so much."""
+        costs, num_slots = self.costs, len(chances)
+        at_risk = max(credit / AT_RISK, costs.extra(num_rows, 1, np.ones(1))[0])
+        gain, at_best, worth = 0.0, 0.0, np.zeros(num_slots, dtype=np.int64)
+        for num in costs.numbers.tolist() if self._keeps_kv else [self._most]:
+            # Of however many drafts together those that are likeliest to stand.
+            order = np.argsort(-chances[:, :num], axis=None, kind="stable")
+            likeliest = chances[:, :num].ravel()[order]
+            extra = costs.extra(num_rows, num, np.arange(1, 1 + len(likeliest)) / num_slots)
+            gains = (1 + likeliest.cumsum() / num_slots) / (1 + extra)
+            gains[extra > at_risk] = 0.0
+            best = int(np.argmax(gains))
+            gain = max(gain, float(gains[best]))
+            hoped = gains[best] * (STAYING if num == self._num_proposed else 1)
+            if hoped > at_best:
+                chosen = order[: 1 + best][likeliest[: 1 + best] >= LEAST_CHANCE]
+                at_best, worth = hoped, np.bincount(chosen // num, minlength=num_slots)
+        return gain, worth
