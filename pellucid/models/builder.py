@@ -379,7 +379,7 @@ class Builder:
         every rank.  q_norm: of the queries' own latents, if they have such.  bias: on all latents.  norm: see
         `qkv`.
         """
-        coords, width = self.context.coords, self._share(heads.num) * (heads.nope + heads.rope)
+        coords, width = self.context.coords, self._share(heads.num, "heads") * (heads.nope + heads.rope)
         names, sizes = ("q_proj", "kv_a_proj_with_mqa"), (width, heads.rank + heads.rope)
         normalized, q_b = None, None
         if heads.q_rank is not None:
@@ -415,7 +415,7 @@ class Builder:
 
         interleaved: features 2i and 2i + 1 turn together.  is_last: see `attention`.
         """
-        context, num_heads = self.context, self._share(heads.num)
+        context, num_heads = self.context, self._share(heads.num, "heads")
         spec = LatentSpec(
             num_heads=num_heads,
             nope_dim=heads.nope,
@@ -631,7 +631,10 @@ class Builder:
         rank, size = self.context.coords.rank, self.context.coords.size
         small, large = sorted((num_kv_heads, size))
         if large % small:
-            raise ValueError(f"{num_kv_heads} key-value heads cannot be split over {size} ranks")
+            raise ValueError(
+                f"{num_kv_heads} key-value heads cannot be split over {size} ranks; use a "
+                "divisor or a multiple"
+            )
         replicas = max(1, size // num_kv_heads)
         return Coords(rank // replicas, size // replicas)
 

@@ -12,7 +12,9 @@ from pellucid.attention.base import Heads, Scores
 from pellucid.dist.mesh import WHOLE_MODEL, Stage
 from pellucid.kv.layout import LayerCache
 from pellucid.layers.attention import Attention
+from pellucid.layers.latent import LatentHeads
 from pellucid.layers.linear import Linear, Unmerged
+from pellucid.layers.norm import NormSpec
 from pellucid.layers.weight import Weight
 from pellucid.models.builder import BuildContext, Builder
 from pellucid.models.decoder import Decoder
@@ -135,7 +137,7 @@ def test_partial_sums_of_a_row_layer_add_up(size: int) -> None:
 
 @pytest.mark.parametrize(("heads", "size"), [(Heads(6, 6, 4), 4), (Heads(12, 3, 4), 2)])
 def test_heads_that_do_not_divide_over_the_ranks_are_refused(heads: Heads, size: int) -> None:
-    with pytest.raises(ValueError, match="cannot be split"):
+    with pytest.raises(ValueError, match="heads cannot be split over . ranks; use a divisor"):
         make_builder(Coords(0, size)).qkv("qkv_proj", DIM, heads)
 
 
@@ -147,6 +149,12 @@ class NeverMerge:
 
     def stored(self, path: str, kind: Kind) -> LayerFormat | None:
         return None
+
+
+def test_so_are_those_over_latents() -> None:
+    heads = LatentHeads(num=7, nope=4, rope=2, value=4, rank=6, q_rank=None)
+    with pytest.raises(ValueError, match="7 heads cannot be split over 2 ranks"):
+        make_builder(Coords(0, 2)).latent(DIM, heads, NormSpec(1e-6))
 
 
 def test_what_no_method_serves_alike_is_not_merged() -> None:
