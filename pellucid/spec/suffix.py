@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pellucid.config import SpeculativeConfig
@@ -22,6 +24,7 @@ from pellucid.sample.output import SampleOutput
 from pellucid.sample.sampler import Sampler
 from pellucid.spec.base import Drafts, DraftShape, Known, Needs
 
+Ints = NDArray[np.int32]
 VOTES = 16  # M
 LONGEST_MATCH = 12  # tokens that are compared
 POOL_PLACES = 1024  # W: of a longer text the last ones
@@ -66,6 +69,12 @@ class SuffixProposer:
         self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor, taps: Tensor | None
     ) -> Drafts:
         texts = known.token_ids[fwd.slots]
+        if not texts.is_cuda:
+            return Drafts(vote(*self._found_on_host(texts.numpy(), known.newest.tolist())))
+        return Drafts(vote(*self._found(texts, known)))
+
+    def _found(self, texts: Tensor, known: Known) -> tuple[Tensor, Tensor]:
+        """What follows the longest matches, [B, M, k], and which of them vote, [B, M] bool."""
         back = (known.newest[:, None] - torch.arange(self.longest, device=texts.device)).clamp(min=0)
         last = texts.gather(1, back)  # [B, longest], the newest first
         pool = self._pool.flatten()
@@ -79,7 +88,41 @@ class SuffixProposer:
         if len(pool):
             of_pool = pool[ahead.clamp(max=len(pool) - 1)]
             follow = torch.where(votes[..., None] < len(pool), of_pool, follow)
-        return Drafts(vote(follow, scores == scores.amax(-1, keepdim=True)))
+        return follow, scores == scores.amax(-1, keepdim=True)
+
+    def _found_on_host(self, texts: Ints, newest: list[int]) -> tuple[Tensor, Tensor]:
+        """The same on a CPU, which looks only at places that have the newest token."""
+        pool, lengths = self._pool.flatten().numpy(), self._lengths.numpy()
+        ends = (np.arange(len(lengths)) * POOL_PLACES + lengths - 1).repeat(POOL_PLACES)
+        place = np.arange(len(pool))
+        follow = np.zeros((len(texts), VOTES, self.shape.num_drafts), dtype=np.int32)
+        votes = np.zeros(follow.shape[:2], dtype=bool)
+        back, ahead = np.arange(self.longest), np.arange(1, 1 + self.shape.num_drafts)
+        for row, (text, at) in enumerate(zip(texts, newest, strict=True)):
+            last = text[np.maximum(at - back, 0)]
+            others = np.flatnonzero((pool == last[0]) & (place < ends))
+            own = np.flatnonzero(text[: max(at, 0)] == last[0])
+            found = [matched(pool, others, others % POOL_PLACES, last), matched(text, own, own, last)]
+            most = max(num.max(initial=0) for num in found)
+            tokens = [
+                whole[np.minimum(places[num == most][:, None] + ahead, len(whole) - 1)]
+                for whole, places, num in zip((pool, text), (others, own), found, strict=True)
+            ]
+            best = np.concatenate(tokens)[: -1 - VOTES : -1]  # the last ones, before others
+            follow[row, : len(best)], votes[row, : len(best)] = best, True
+        return torch.from_numpy(follow), torch.from_numpy(votes)
+
+
+def matched(
+    text: Ints, places: NDArray[np.int64], starts: NDArray[np.int64], last: Ints
+) -> NDArray[np.int64]:
+    """How many tokens up to each of these places, where the newest one is, are those of `last`.
+
+    starts: of each place, how many tokens are before it.
+    """
+    back = np.arange(1, len(last))
+    agrees = (text[places[:, None] - back] == last[1:]) & (back <= starts[:, None])
+    return 1 + np.logical_and.accumulate(agrees, axis=1).sum(axis=1)
 
 
 def matches(texts: Tensor, newest: Tensor, last: Tensor) -> Tensor:

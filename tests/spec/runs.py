@@ -126,7 +126,7 @@ MACHINES = {
         SPROUT, running=(0.6, 0.012), each_pass=(0.65, 0.04), drafter=Drafter.KEEPS_KV
     ),
     "medusa on a CPU": replace(SPROUT, running=(0.8, 0.008), most=3),
-    "suffix on a CPU": replace(SPROUT, running=(0.6, 0.02)),
+    "suffix on a CPU": replace(SPROUT, running=(0.2, 0.02)),
     "ngram on a CPU": replace(SPROUT, running=(0.2, 0.005), drafter=Drafter.READS_TEXT),
 }
 

@@ -6,10 +6,12 @@ import random
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from pellucid import LLM, SamplingParams
 from pellucid.config import SpeculativeConfig
+from pellucid.spec.base import Known
 from pellucid.spec.suffix import (
     MOST_POOL_TOKENS,
     POOL_PLACES,
@@ -48,6 +50,27 @@ def test_matches_are_those_of_a_naive_search() -> None:
 def test_the_longest_matches_are_taken_and_of_these_the_last() -> None:
     scores, places = best_matches(torch.tensor([[1, 0, 3, 3] + [2] * VOTES]))
     assert places[0, :3].tolist() == [3, 2, 3 + VOTES] and scores[0, :3].tolist() == [3, 3, 2]
+
+
+def test_a_cpu_finds_what_a_gpu_does() -> None:
+    """Which looks at all places of all texts."""
+    rng = torch.Generator().manual_seed(0)
+    config = SpeculativeConfig(method="suffix", num_speculative_tokens=4)
+    proposer = SuffixProposer.of(config)
+    texts = torch.randint(4, (40, 60), dtype=torch.int32, generator=rng)
+    retired = torch.randint(1, 59, (40,), generator=rng)
+    proposer.retire(list(range(40)), texts, retired)
+    newest = torch.randint(13, 60, (40,), generator=rng)
+    known = Known(
+        token_ids=texts,
+        newest=newest,
+        samples=newest > 0,
+        host_slots=np.arange(40),
+        has_chunks=False,
+        num_wanted=4,
+    )
+    drafts = vote(*proposer._found(texts, known))
+    assert vote(*proposer._found_on_host(texts.numpy(), newest.tolist())).equal(drafts)
 
 
 def test_most_of_those_decide_who_have_said_all_before() -> None:
