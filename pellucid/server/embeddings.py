@@ -132,7 +132,7 @@ def _prepare(
         adds = body.add_special_tokens is not False
         if body.truncate_prompt_tokens is not None:
             most = renderer.most_prompt_tokens(body.truncate_prompt_tokens, ONE_TOKEN)
-            prompts = [renderer.truncated(each, most, add_special_tokens=adds) for each in prompts]
+            prompts = [renderer.shortened(each, most, add_special_tokens=adds) for each in prompts]
         return PooledWork(body, model, renderer.tokenize(prompts, add_special_tokens=adds))
 
 

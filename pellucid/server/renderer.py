@@ -134,11 +134,37 @@ class Renderer:
         rest = {name: value for name, value in prompt.items() if name != "prompt"}
         return {**rest, "prompt_token_ids": ids[-most:]}
 
+    def shortened(
+        self, prompt: Mapping[str, object], most: int, *, add_special_tokens: bool
+    ) -> dict[str, object]:
+        """The same prompt with its first tokens, `most` with what the tokenizer puts around a text.
+
+        So texts are cut whose vectors are wanted: the last token may be one that was put behind.
+        """
+        text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+        if not isinstance(text, str):
+            return {**prompt, "prompt_token_ids": ids[:most]} if isinstance(ids, list) else dict(prompt)
+        text = text[: self._num_characters(text, most)]
+        bare = self.tokenizer.encode(text, add_special_tokens=False)
+        whole = self.tokenizer.encode(text) if add_special_tokens else bare
+        if len(whole) <= most:
+            return {**prompt, "prompt_token_ids": whole}
+        around = max(0, len(whole) - len(bare))
+        first = next((i for i in range(around + 1) if whole[i : i + len(bare)] == bare), 0)
+        kept = [*whole[:first], *bare[: max(0, most - around)], *whole[first + len(bare) :]]
+        return {name: value for name, value in prompt.items() if name != "prompt"} | {
+            "prompt_token_ids": kept[:most]
+        }
+
     def _end_of(self, text: str, most: int) -> str:
-        """What is kept of a long text, and some of what is not: to tokenize megabytes takes a second."""
+        """What is kept of a long text, and some of what is not."""
+        return text[-self._num_characters(text, most) :]
+
+    def _num_characters(self, text: str, most: int) -> int:
+        """How many to tokenize for so many tokens, all of a short text: megabytes take a second."""
         if len(text) < LONG or (longest := self.tokenizer.longest_token) is None:
-            return text
-        return text[-(most + SPARE) * longest :]
+            return len(text)
+        return (most + SPARE) * longest
 
 
 def tools_of(body: ChatRequest | TokenizeRequest) -> ToolUse:

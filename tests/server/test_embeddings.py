@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import base64
+from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import openai
 import pytest
+import tokenizers
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
 
-from pellucid import LLM
+from pellucid import LLM, SamplingParams
+from pellucid.server.options import ServeOptions
+from pellucid.server.renderer import ModelFacts, Renderer
+from pellucid.text.tokenizer import Tokenizer
 from tests.patience import PATIENCE
 from tests.server.conftest import Running
 
@@ -42,6 +50,39 @@ def test_vectors_are_those_of_the_library(
     )
     raw = post(server, "/v1/embeddings", input=TEXTS[2], encoding_format="base64").json()["data"][0]
     assert np.frombuffer(base64.b64decode(raw["embedding"]), "<f4") == pytest.approx(vectors[2], abs=2e-2)
+
+
+def test_texts_are_cut_at_their_ends(server: Running) -> None:
+    """And keep what a tokenizer puts behind them, whose state may be the vector."""
+    tokens = post(server, "/tokenize", prompt=TEXTS[0]).json()["tokens"]
+    cut, begins = (
+        post(server, "/v1/embeddings", input=given, encoding_format="float", truncate_prompt_tokens=most)
+        for given, most in ((TEXTS[0], 3), (tokens[:3], -1))
+    )
+    assert cut.json()["usage"]["prompt_tokens"] == 3 < len(tokens)
+    assert cut.json()["data"][0]["embedding"] == pytest.approx(
+        begins.json()["data"][0]["embedding"], abs=2e-2
+    )
+
+
+@pytest.mark.parametrize(
+    ("most", "ids"),
+    [(7, [1, 3, 4, 5, 6, 7, 2]), (6, [1, 3, 4, 5, 6, 2]), (3, [1, 3, 2]), (2, [1, 2]), (1, [1])],
+)
+def test_what_is_put_around_a_text_stays(most: int, ids: list[int], tmp_path: Path) -> None:
+    words = {"<s>": 1, "</s>": 2} | {letter: 3 + i for i, letter in enumerate("abcde")}
+    library = tokenizers.Tokenizer(WordLevel(words, unk_token="a"))
+    library.pre_tokenizer = Whitespace()
+    library.post_processor = TemplateProcessing("<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)])
+    library.save(str(tmp_path / "tokenizer.json"))
+    facts = ModelFacts(
+        names=("a",), options=ServeOptions(), tokenizer_path=None, vocab_size=8, max_model_len=9,
+        defaults=SamplingParams(),
+    )  # fmt: skip
+    short = Renderer(facts, Tokenizer.load(tmp_path)).shortened
+    assert short({"prompt": "a b c d e"}, most, add_special_tokens=True)["prompt_token_ids"] == ids
+    assert short({"prompt": "a b c"}, 2, add_special_tokens=False)["prompt_token_ids"] == [3, 4]
+    assert short({"prompt_token_ids": [5, 6, 7]}, 2, add_special_tokens=True)["prompt_token_ids"] == [5, 6]
 
 
 def test_scores_and_ranks_are_by_cosines(server: Running, vectors: np.ndarray) -> None:
