@@ -20,7 +20,8 @@ from tests.server.conftest import Running
 SPROUT = Path(pellucid.__file__).parent / "assets" / "sprout"
 
 
-def test_guidellm(server: Running, tmp_path: Path) -> None:
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/responses"])
+def test_guidellm(server: Running, tmp_path: Path, route: str) -> None:
     guidellm = shutil.which("guidellm", path=str(Path(sys.executable).parent))
     if guidellm is None:
         pytest.skip("guidellm is not installed")
@@ -28,7 +29,7 @@ def test_guidellm(server: Running, tmp_path: Path) -> None:
     done = subprocess.run(
         [
             guidellm, "run", "--disable-console",
-            "--backend", f"kind=openai_http,target={server.url},model=sprout",
+            "--backend", f"kind=openai_http,target={server.url},model=sprout,request_format={route}",
             "--tokenizer", f"kind=huggingface_auto,model={SPROUT}",
             "--data", "kind=synthetic_text,prompt_tokens=24,output_tokens=8",
             "--profile", "kind=concurrent,streams=4",

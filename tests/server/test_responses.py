@@ -204,6 +204,9 @@ def test_an_answer_may_be_cut_off(client: openai.OpenAI) -> None:
     answer = ask(client, "What is 47+85?", max_output_tokens=1)
     assert answer.status == "incomplete" and answer.incomplete_details.reason == "max_output_tokens"
     assert streamed(client, "What is 47+85?", max_output_tokens=1)[-1].type == "response.incomplete"
+    as_benchmarks_ask = {**QUIET, "ignore_eos": True, "stop": None}
+    answer = ask(client, "What is 47+85?", max_output_tokens=40, extra_body=as_benchmarks_ask)
+    assert answer.usage.output_tokens == 40
 
 
 def test_logprobs_come_with_the_text(client: openai.OpenAI) -> None:

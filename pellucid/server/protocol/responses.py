@@ -53,6 +53,7 @@ class ResponsesRequest(ApiRequest):
     min_p: Number | None = None
     seed: Integer | None = None
     stop: str | Words | None = None
+    ignore_eos: bool | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
     repetition_penalty: Number | None = None
@@ -93,8 +94,9 @@ class ResponsesRequest(ApiRequest):
 
 
 SAME = (
-    *("stream", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "cache_salt"),
-    *("frequency_penalty", "repetition_penalty", "priority", "chat_template_kwargs", "request_id", "user"),
+    *("stream", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos", "presence_penalty"),
+    *("frequency_penalty", "repetition_penalty", "priority", "cache_salt", "chat_template_kwargs"),
+    *("request_id", "user"),
 )
 
 

@@ -102,7 +102,7 @@ MESSAGES = {  # of OpenAI's, where Anthropic's are answered
 RESPONSES = {  # of chats, where responses are made
     **dict.fromkeys(
         (
-            *("logit_bias", "logprobs", "stop_token_ids", "ignore_eos", "min_tokens", "allowed_token_ids"),
+            *("logit_bias", "logprobs", "stop_token_ids", "min_tokens", "allowed_token_ids"),
             *("bad_words", "prompt_logprobs", "skip_special_tokens", "echo", "include_stop_str_in_output"),
             *("return_token_ids", "truncate_prompt_tokens", "documents", "add_generation_prompt"),
             *("continue_final_message", "structured_outputs"),
