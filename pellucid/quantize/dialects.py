@@ -97,7 +97,7 @@ def gptq(format: LayerFormat, recipe: Recipe, plain: list[str]) -> dict[str, obj
         "sym": "asym" not in format.options,
         "damp_percent": DAMP,
         "true_sequential": False,
-        "checkpoint_format": "gptq",
+        "checkpoint_format": "gptq_v2" if "v2" in format.options else "gptq",
         "lm_head": False,
         "dynamic": dynamic or None,
     }

@@ -37,8 +37,8 @@ class Gptq(Method):
         if recipe.dialect == COMPRESSED or recipe.bits not in BITS:
             format = packed_format(recipe)
             return COMPRESSED, replace(format, options=format.options | options)
-        if recipe.symmetric is False:
-            options.add("asym")
+        if recipe.symmetric is False:  # version 1 cannot tell a zero of 0, so GPTQModel does not read these
+            options |= {"asym", "v2"}
         code = INTEGERS[recipe.bits]
         return "gptq", LayerFormat(layout="gptq", code=code, group=recipe.group, options=frozenset(options))
 

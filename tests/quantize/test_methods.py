@@ -18,6 +18,7 @@ from pellucid.quant.rounding import rounded
 from pellucid.quant.unquantized import Unquantized
 from pellucid.quantize.awq import Awq, best_scale, nearest, of_outputs
 from pellucid.quantize.base import METHODS, Recipe
+from pellucid.quantize.dialects import config_of
 from pellucid.quantize.folds import Fold, folds_of, norm_folds
 from pellucid.quantize.gptq import gptq, inverse_factor
 from pellucid.quantize.inputs import Inputs, Statistics, watched
@@ -197,6 +198,14 @@ def test_formats_of_methods() -> None:
     assert format_of(method="gptq", bits=8) == ("gptq", "gptq", "s8")
     assert format_of(method="gptq", bits=5) == ("compressed-tensors", "ct-pack", "u5")
     assert format_of(method="int4", bits=7) == ("compressed-tensors", "ct-pack", "s8")
+
+
+@pytest.mark.parametrize(("symmetric", "version"), [(True, "gptq"), (False, "gptq_v2")])
+def test_gptq_of_zeros_is_of_version_2_which_gptqmodel_reads(symmetric: bool, version: str) -> None:
+    recipe = Recipe(method="gptq", symmetric=symmetric)
+    dialect, format = METHODS.load(recipe.method)(recipe).formats()
+    assert config_of(dialect, format, recipe, [])["checkpoint_format"] == version
+    assert ("v2" in format.options) == (version == "gptq_v2")
 
 
 @pytest.mark.parametrize(
