@@ -111,7 +111,7 @@ class Checkpoint:
             return None
         scheme = quantization.config["kv_cache_scheme"]
         match scheme:
-            case {"type": "float", "num_bits": 8}:
+            case {"type": "float", "num_bits": 8} | "static":  # AutoFP8's word
                 return FP8
             case _:
                 raise ValueError(

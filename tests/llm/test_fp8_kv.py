@@ -156,6 +156,7 @@ def kv_dtype(wish: str, scheme: object, platform: Platform = CPU, **options: str
     [
         ("auto", None, "bfloat16"),
         ("auto", FP8_SCHEME, "float8_e4m3fn"),
+        ("auto", "static", "float8_e4m3fn"),
         ("bfloat16", FP8_SCHEME, "bfloat16"),
         ("bfloat16", {"num_bits": 4, "type": "int"}, "bfloat16"),
         ("fp8", None, "float8_e4m3fn"),

@@ -169,8 +169,11 @@ class TestAutoRound:
         for packing in ("auto_round", "auto_round:gptqmodel", "auto_round:exllamav2"):
             format = of(UP, **self.CONFIG, packing_format=packing)
             assert format and (format.layout, format.options) == ("gptq", frozenset({"v2"}))
-        of_gptq = of(UP, **self.CONFIG, packing_format="auto_round:gptq:exllamav2")
-        assert of_gptq and not of_gptq.options
+        for said in ({"packing_format": "auto_round:gptq:exllamav2"}, {"backend": "auto"}, {}):
+            of_gptq = of(UP, **self.CONFIG, **said)
+            assert of_gptq and (of_gptq.layout, of_gptq.options) == ("gptq", frozenset())
+        of_old = of(UP, **self.CONFIG, backend="auto_round:exllamav2")  # versions before packing_format
+        assert of_old and of_old.options == {"v2"}
 
     def test_floats(self) -> None:
         config = {**self.CONFIG, "packing_format": "auto_round:llm_compressor"}
@@ -221,6 +224,12 @@ class TestCompressedTensors:
         assert [format and format.code for format in codes.values()] == [U2, S8, U4]
         assert rules.format_of(QUERY) is None and rules.format_of(HEAD, "head") is None
         assert rules.format_of("model.embed_tokens", "embedding") is None
+
+    @pytest.mark.parametrize("block", [[64, 128], "64x128"])
+    def test_blocks_in_either_spelling(self, block: object) -> None:
+        form = pack(8, type="float", strategy="block", block_structure=block, group_size=None)
+        found = of(UP, **ct(form, format="float-quantized"))
+        assert found and found.group == Group(64, 128)
 
     def test_heads_and_embeddings(self) -> None:
         rules = read(ct(pack(4), pack(8) | {"targets": ["Embedding"]}))

@@ -155,6 +155,8 @@ def group_of(weights: Options) -> Group:
             match weights.get("block_structure"):
                 case [int(rows), int(inputs)]:
                     return Group(rows, inputs)
+                case str() as block if re.fullmatch(r"\d+x\d+", block):  # as older versions have it
+                    return Group(*map(int, block.split("x")))
     found = f"weight scales by {weights.get('strategy')!r} with group_size {weights.get('group_size')!r}"
     raise refusal(found, "there are tensor, channel, group, tensor_group and block", WAY_OUT)
 

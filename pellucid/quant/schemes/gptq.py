@@ -28,7 +28,7 @@ CODES = {2: U2, 3: U3, 4: U4, 8: S8}
 VERSIONS = {"gptq": frozenset[str](), "gptq_v2": frozenset({"v2"})}
 PACKINGS = {  # of auto-round, whose own has zeros as they are
     **dict.fromkeys(("auto_awq", "awq"), "awq"),
-    **dict.fromkeys(("auto_gptq", "gptq"), "gptq"),
+    **dict.fromkeys(("auto", "auto_gptq", "gptq"), "gptq"),
     **dict.fromkeys(("auto_round", "gptqmodel", "exllamav2", "tritonv2"), "gptq_v2"),
 }
 FLOATS_OF_AUTO_ROUND = {  # by its data_type and bits, as compressed-tensors has them
@@ -121,7 +121,7 @@ def auto_round_format(stored: StoredConfig, options: Options) -> LayerFormat | N
             "only weights are read in this form",
             "save it in auto-round's format 'llm_compressor'",
         )
-    packing = options.text("packing_format", default="auto_gptq").removeprefix("auto_round:")
+    packing = options.text("packing_format", "backend", default="auto").removeprefix("auto_round:")
     found = next((PACKINGS[part] for part in packing.split(":") if part in PACKINGS), "")
     if kind != "int" or not found:
         raise refusal(
