@@ -133,6 +133,8 @@ class OutputScales:
 
     def _spread(self, tensor: Tensor, num_outputs: int, num_inputs: int) -> Tensor:
         """The checkpoint's scales as those of each output and block, of the whole layer."""
+        if tensor.dtype == torch.uint8:  # powers of two
+            tensor = tensor.view(torch.float8_e8m0fnu).float()
         cut = inputs_of(self.shape, self.block)
         num_blocks = elements(num_inputs, cut) if self.block else 1
         if tensor.numel() == 1:

@@ -31,7 +31,7 @@ from pellucid.layers.mlp import GatedMLP
 from pellucid.layers.norm import NormSpec, RMSNorm
 from pellucid.quant import bytes_product
 from pellucid.quant import quantization as choice
-from pellucid.quant.base import Coords, LinearMethod, LinearShape, Piece, Split, elements
+from pellucid.quant.base import WHOLE, Coords, LinearMethod, LinearShape, Piece, Split, elements
 from pellucid.quant.codes import E4M3
 from pellucid.quant.fp8 import Fp8, Fp8Format, OutputScales, QuantizedWhenLoaded, inputs_of
 from pellucid.quant.unquantized import Unquantized
@@ -485,3 +485,13 @@ def test_the_vendors_product_of_blocks_matches(num_rows: int) -> None:
     y = bytes_product.multiply_blocks(x, weight, blocks).float()
     expected = scaled_matmul_ref(x.values, x.scales, weight, scale, block=128, dtype=torch.float32)
     torch.testing.assert_close(y, expected, rtol=2e-2, atol=2e-2 * float(expected.abs().max()))
+
+
+def test_scales_of_bytes_are_powers_of_two() -> None:
+    shape = LinearShape(in_features=64, out_partitions=(64,), split="out", dtype=torch.bfloat16)
+    scales = torch.tensor([[1.0, 0.25], [8.0, 2.0]])
+    expected, found = torch.zeros(64, 2), torch.zeros(64, 2)
+    place = OutputScales(shape, (32, 32))
+    place(expected, 0, scales, WHOLE)
+    place(found, 0, scales.to(torch.float8_e8m0fnu).view(torch.uint8), WHOLE)
+    assert torch.equal(found, expected) and float(found.max()) == 8
