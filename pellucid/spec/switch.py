@@ -16,6 +16,7 @@ from __future__ import annotations
 
 SHARE = 0.01  # of all time may be lost
 LEAST_SHARE = 1 / 4  # of it, after trials that found nothing
+REST = 8  # plain steps behind such a trial, and more as less is saved
 FIRST, MOST = 2.0, 16.0  # plain steps: in the account at first, and at most
 TRIAL = 0.5  # plain steps: to be there before drafts are made, and what a trial may lose that are not
 PAYS_WITHIN = 32  # plain steps: an answer is hardly shorter
@@ -43,6 +44,7 @@ class Switch:
         self._is_known, self.is_resting = is_on, False  # has there been a trial; have drafts been given up?
         self._eagerness = 1.0  # share of SHARE that is saved
         self._num_entered = 0  # since a trial found nothing
+        self._rest = 0  # plain steps before the next one
         self._gained = self._owed = 0.0  # plain steps: by steps with drafts, and to steps with prompts
         self._since_look = 0  # steps with drafts
 
@@ -58,7 +60,7 @@ class Switch:
     @property
     def is_due(self) -> bool:
         """Is there enough for a trial?"""
-        return self.credit >= self.due
+        return self.credit >= self.due and not self._rest
 
     def entered(self, num_rows: int) -> None:
         """One more request, beside so many rows: it may be of another kind."""
@@ -100,6 +102,7 @@ class Switch:
         """A plain step has come home."""
         self.passed(1.0)
         self.left, self._since_look = max(0, self.left - 1), 0
+        self._rest = max(0, self._rest - 1)
         if self.is_on or self.is_looking:
             return
         if self._is_known and not self.is_resting:
@@ -168,6 +171,7 @@ class Switch:
         if self.is_resting:  # a trial has found nothing
             self._eagerness = max(self._eagerness / 2, LEAST_SHARE)
             self.credit = min(self.credit, self._before - TRIAL)
+            self._rest = round(REST / self._eagerness)
         else:  # what was lent for prompts is paid back, some of it
             debt = max(0.0, self._owed - max(0.0, self._gained))
             least = -MOST if self._is_known and debt > MOST_LENT else -FIRST

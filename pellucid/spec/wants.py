@@ -2,13 +2,12 @@
 
 The n-th draft of a sequence stands with rate ** n; those of trees share the chances of their depths
 (chances.py).  Each sequence teaches its rate: of the drafts that were looked at, how many stood; what nothing
-is known of goes by what others have taught.  What passes and drafts take of a step is measured (costs.py), in
-plain steps.  A draft is worth it that stands with at least the
-chance by which a row would have got a token meanwhile; of all numbers of passes the one is taken by which
-tokens for time are the most, of those that the account of what drafts have cost (switch.py) has enough for if
-all drafts fall.  If that is none, or the account is empty, nobody gets any, until a trial, in which some rows
-have a few.  A drafter that reads the text alone needs no trials: what it would have brought is read off the
-texts (echoes.py).
+is known of goes by what others have taught.  What steps with so many drafts take is known from the start, or
+guessed, and measured (costs.py), in plain steps.  Of all rows' drafts together the likeliest are taken, as
+many as give the most tokens for time, of those that the account of what drafts have cost (switch.py) has
+enough for if all drafts fall.  If that is no more than without, or the account is empty, nobody gets any,
+until a trial, in which some rows have a few.  A drafter that reads the text alone needs no trials: what it
+would have brought is read off the texts (echoes.py).
 
 A drafter with KV of its own runs behind every step while the switch is on, so that its KV stays whole; who
 runs or enters while it is off has none, and never wants drafts.  So it is not given up in doubt, nor at once
@@ -34,7 +33,6 @@ from pellucid.spec.drafter import Drafter
 from pellucid.spec.echoes import NUM_TOKENS, num_foretold
 from pellucid.spec.switch import Switch
 
-LEAST_STEPS = 2
 LEAST_CHANCE = 0.05  # of a draft, however cheap it is
 # What nothing is known of a sequence, as if so many of its drafts had been looked at.
 FIRST_TRIES, FIRST_RATE = 4.0, 0.7
@@ -42,7 +40,7 @@ TRIES_A_ROW, MOST_TRIES = 0.25, 16.0
 FORGETTING = 7 / 8  # with each verification
 OTHERS = 16  # drafts: what was looked at so long ago in any sequence hardly counts any more
 AGAIN = 2  # steps with drafts, behind which is chosen anew
-STAYING = 1.02  # for as many passes as before: a step with more has as few drafts as the one before it
+STAYING = 1.02  # for as many passes as before: a step with more verifies as few drafts as the one before it
 AT_RISK = 3  # steps that are planned before the first of them has come home
 # Tokens beyond those of a plain step's time, for each doubling of the rows: rows with drafts end one by one,
 # and leave steps less full.
@@ -50,6 +48,7 @@ GAIN_A_DOUBLING = 0.015
 # Of a trial: at most so many rows, or a quarter; steps; and drafts; in each row as many as make a step longer
 # by no more than twice what one does, nor than half; and what is kept of what has been taught.
 TRIAL_ROWS, TRIAL_STEPS, TRIAL_DRAFTS, TRIAL_COST, TRIAL_MOST, KEPT_FOR_TRIAL = 16, 4, 32, 2.0, 0.5, 1 / 32
+LEAST_STEPS = 2  # for which the account must have enough
 # A drafter with KV may lose this part of what it has gained, lately, before it is given up; how fast that is
 # learnt and forgotten, with each choice.
 HOPE, HOPING, DESPAIRING = 0.1, 1 / 8, 1 / 64

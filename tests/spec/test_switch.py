@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from pellucid.spec.switch import FIRST, LOOK, MOST, MOST_AHEAD, MOST_LENT, PAYS_WITHIN, SHARE, TRIAL, Switch
+from pellucid.spec.switch import (
+    FIRST,
+    LOOK,
+    MOST,
+    MOST_AHEAD,
+    MOST_LENT,
+    PAYS_WITHIN,
+    REST,
+    SHARE,
+    TRIAL,
+    Switch,
+)
 
 
 def plain(switch: Switch, num_steps: int) -> int:
@@ -58,6 +69,18 @@ def test_trials_that_find_nothing_do_not_follow_each_other_because_their_own_tok
         switch.drafted(1.5, 1.5, 0.01, has_drafts=True)
     switch.give_up()
     assert plain(switch, 1000) >= TRIAL / SHARE
+
+
+def test_behind_a_trial_that_finds_nothing_are_plain_steps_also_if_the_account_is_full() -> None:
+    switch = Switch()
+    switch.give_up()
+    switch.may_try(1.0)
+    switch.credit, waits = MOST, list[int]()
+    plain(switch, 10)
+    for _ in range(3):
+        fail(switch)
+        waits.append(plain(switch, 100))
+    assert waits == [2 * REST, 4 * REST, 4 * REST]
 
 
 def test_an_empty_account_ends_drafts() -> None:

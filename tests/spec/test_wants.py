@@ -67,6 +67,13 @@ def test_engines_that_live_on_lose_at_most_a_fiftieth_and_follow_rates_that_chan
         assert not ratios.falls_short, (task, ratios)
 
 
+def test_a_wave_of_bad_drafts_behind_good_ones_is_not_spent_on_trials() -> None:
+    """Though the account is full."""
+    work = Work(rows=8, answer=128, rates=(constant(0.9), constant(0.9), constant(0.3)))
+    machine = MACHINES["medusa on a CPU"]
+    assert Run(machine, work).waves[2] > 0.93 * Run(machine, work, fixed=0).waves[2]
+
+
 def test_one_draft_of_each_row_is_found_to_be_the_best_number() -> None:
     """Which has steps of its own, and which a trial of more has not shown."""
     work = Work(rows=64, answer=192, rates=(constant(0.8), constant(0.5)))
