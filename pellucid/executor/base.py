@@ -30,7 +30,6 @@ class Capacity:
     num_spec: int = 0  # most drafts a row may carry
     page_bytes: int = 0  # of the rank whose pages are largest
     drafter: Drafter = Drafter.NONE
-    timed: tuple[tuple[int, int, float], ...] = ()  # recorded steps: spec/costs.py
 
 
 def _nothing(told: object) -> None:

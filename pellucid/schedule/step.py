@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -40,7 +39,6 @@ class SchedulerOptions:
     # So many tokens take a step as long again as none would; 0: every row always wants num_spec drafts.
     cheap_tokens: int = 0
     drafter: Drafter = Drafter.STATELESS
-    timed: Sequence[tuple[int, int, float]] = ()  # recorded steps, at start: spec/costs.py
 
     @property
     def max_len(self) -> int:

@@ -2,12 +2,13 @@
 
 The n-th draft of a sequence stands with rate ** n; those of trees share the chances of their depths
 (chances.py).  Each sequence teaches its rate: of the drafts that were looked at, how many stood; what nothing
-is known of goes by what others have taught.  What steps with so many drafts take is known from the start, or
-guessed, and measured (costs.py), in plain steps.  Of all rows' drafts together the likeliest are taken, as
-many as give the most tokens for time, of those that the account of what drafts have cost (switch.py) has
-enough for if all drafts fall.  If that is no more than without, or the account is empty, nobody gets any,
-until a trial, in which some rows have a few.  A drafter that reads the text alone needs no trials: what it
-would have brought is read off the texts (echoes.py).
+is known of goes by what others have taught.  What passes and drafts take of a step is measured (costs.py), in
+plain steps.  A draft is worth it that stands with at least the
+chance by which a row would have got a token meanwhile; of all numbers of passes the one is taken by which
+tokens for time are the most, of those that the account of what drafts have cost (switch.py) has enough for if
+all drafts fall.  If that is none, or the account is empty, nobody gets any, until a trial, in which some rows
+have a few.  A drafter that reads the text alone needs no trials: what it would have brought is read off the
+texts (echoes.py).
 
 A drafter with KV of its own runs behind every step while the switch is on, so that its KV stays whole; who
 runs or enters while it is off has none, and never wants drafts.  So it is not given up in doubt, nor at once
@@ -27,8 +28,8 @@ from numpy.typing import NDArray
 from pellucid.schedule.plan import Column
 from pellucid.schedule.step import SchedulerOptions, Step
 from pellucid.schedule.table import Table
-from pellucid.spec.chances import Chances, Numbers
-from pellucid.spec.costs import StepCosts, Timed
+from pellucid.spec.chances import Chances
+from pellucid.spec.costs import StepCosts
 from pellucid.spec.drafter import Drafter
 from pellucid.spec.echoes import NUM_TOKENS, num_foretold
 from pellucid.spec.switch import Switch
@@ -40,7 +41,7 @@ TRIES_A_ROW, MOST_TRIES = 0.25, 16.0
 FORGETTING = 7 / 8  # with each verification
 OTHERS = 16  # drafts: what was looked at so long ago in any sequence hardly counts any more
 AGAIN = 2  # steps with drafts, behind which is chosen anew
-STAYING = 1.02  # for as many passes as before: a step with more verifies as few drafts as the one before it
+STAYING = 1.02  # for as many passes as before: a step with more has as few drafts as the one before it
 AT_RISK = 3  # steps that are planned before the first of them has come home
 # Tokens beyond those of a plain step's time, for each doubling of the rows: rows with drafts end one by one,
 # and leave steps less full.
@@ -48,7 +49,6 @@ GAIN_A_DOUBLING = 0.015
 # Of a trial: at most so many rows, or a quarter; steps; and drafts; in each row as many as make a step longer
 # by no more than twice what one does, nor than half; and what is kept of what has been taught.
 TRIAL_ROWS, TRIAL_STEPS, TRIAL_DRAFTS, TRIAL_COST, TRIAL_MOST, KEPT_FOR_TRIAL = 16, 4, 32, 2.0, 0.5, 1 / 32
-LEAST_STEPS = 2  # for which the account must have enough
 # A drafter with KV may lose this part of what it has gained, lately, before it is given up; how fast that is
 # learnt and forgotten, with each choice.
 HOPE, HOPING, DESPAIRING = 0.1, 1 / 8, 1 / 64
@@ -78,23 +78,21 @@ class Wants:
         *,
         drafter: Drafter = Drafter.STATELESS,
         tree_depth: int = 0,
-        timed: Sequence[Timed] = (),
     ) -> None:
         """most: drafts of a row.  cheap_tokens: 0 if every sequence is always to have so many.
 
-        tree_depth: of the deepest draft, if they are trees.  timed: of how many drafts a row, at start; of
-        these numbers one is chosen, of all if none was.
+        tree_depth: of the deepest draft, if they are trees.
         """
         keeps_kv, self._reads_text = drafter is Drafter.KEEPS_KV, drafter is Drafter.READS_TEXT
         most = 0 if drafter is Drafter.NONE else most
         self._table, self._most = table, most
-        self._chances = Chances(most, tree_depth)
+        self._passes, self._chances = np.arange(1.0, 1 + most), Chances(most, tree_depth)
         # With forgetting: drafts that were looked at, up to the first that fell, and those that stood.
         self._tries: NDArray[np.float64] = np.zeros(len(table.want))
         self._hits = self._tries.copy()
         self._is_learning = most > 0 and cheap_tokens > 0
         self.switch = Switch(tries=not self._reads_text)
-        self.costs = StepCosts(most, cheap_tokens, takes_passes=keeps_kv, timed=timed)
+        self.costs = StepCosts(cheap_tokens, takes_passes=keeps_kv)
         self._keeps_kv = keeps_kv
         self._has_lost = np.zeros(len(table.want), dtype=bool)  # the drafter's KV
         self._is_followed = self._has_lost.copy()  # prompts of which a part was planned with the drafter
@@ -121,7 +119,6 @@ class Wants:
             options.cheap_tokens,
             drafter=options.drafter,
             tree_depth=options.tree_depth,
-            timed=options.timed,
         )
 
     def begin(self, slot: int) -> None:
@@ -233,7 +230,7 @@ class Wants:
         elif load.num_rows and num_new:
             drafts = load.num_drafts / load.num_rows
             passes = load.passes or load.most_drafts  # a recorded step makes them all, wanted or not
-            is_usual = load.passes >= load.most_drafts
+            is_usual = passes >= load.most_drafts
             took = self.costs.add(load.num_rows, passes, drafts, seconds, is_usual=is_usual)
             if took is None or plain is None:
                 switch.look()
@@ -251,8 +248,9 @@ class Wants:
         """Plain steps of those that decode, as far as it is known what their drafts take."""
         if not load.num_decodes:
             return 0.0
-        tokens, drafts = (num_new - load.num_joining) / load.num_decodes, load.num_drafts / load.num_decodes
-        return tokens - 1 - float(self.costs.extra(load.num_decodes, load.passes, np.array([drafts]))[0])
+        passes, drafts = np.array([[load.passes], [load.num_drafts / load.num_decodes]])
+        tokens = (num_new - load.num_joining) / load.num_decodes
+        return tokens - 1 - float(self.costs.extra(load.num_decodes, passes, drafts)[0])
 
     def learn(self, slots: Column, draft: Column, num_new: NDArray[np.int32]) -> None:
         """Rows with so many drafts, or none, have yielded so many tokens."""
@@ -293,23 +291,15 @@ class Wants:
         """Say what a trial takes; in one, have its rows want drafts."""
         stride = -(-len(able) // max(TRIAL_ROWS, num_rows // 4)) or 1
         some = able[self.switch.num_trials % stride :: stride]  # by turns, so that all get on
-        num_trying, costs = max(1, len(some)), self.costs
+        num_trying, passes, costs = max(1, len(some)), self._passes, self.costs
         # Recorded steps may take as long with drafts of a few rows as with those of all.
-        extra = [costs.extra(num_rows, num, np.array([float(num)]))[0] for num in costs.numbers.tolist()]
-        num = max(
-            num
-            for num, took in zip(costs.numbers.tolist(), extra, strict=True)
-            if num == 1 or took <= min(TRIAL_COST * extra[0], TRIAL_MOST)
-        )
+        extra = costs.extra(num_rows, passes, passes) + costs.surprise(num_rows, passes)
+        num = max(1, int(np.count_nonzero(extra <= min(TRIAL_COST * extra[0], TRIAL_MOST))))
         num_steps = min(TRIAL_STEPS, 1 + TRIAL_DRAFTS // (num * num_trying))
-        drafts = np.array([num * num_trying / num_rows])
-        took = float(costs.extra(num_rows, num, drafts)[0])
-        best, _ = self._best(self._chances.of(np.ones(1)), num_rows, math.inf)
-        # One step more makes drafts and verifies none.  A trial is as long as the account has enough for.
-        price = (1 + min(num_steps, LEAST_STEPS)) * took if best > 1 + self._margin(num_rows) else math.inf
-        if not self.switch.may_try(price):
+        if not self.switch.is_trying:
+            extra = costs.extra(num_rows, passes, passes * (num_trying / num_rows))
+            self.switch.plan_trial(num_steps, float(extra[num - 1]))
             return
-        num_steps = max(1, min(num_steps, int(self.switch.credit / max(took, 1e-9)) - 1))
         if not len(some):
             return
         # What is known of drafts may hold no more.
@@ -325,7 +315,7 @@ class Wants:
         """By rows; none, and given up, if they pay nowhere."""
         switch, is_proven = self.switch, not self._was_trying
         self._gain, worth = self._worth(able, num_rows)
-        least = 1 + self._margin(num_rows)
+        least = 1 + GAIN_A_DOUBLING * math.log2(num_rows)
         if self._keeps_kv:
             least -= self._doubt(able) + HOPE * (self._usual_gain - 1) * is_proven
         if self._gain < least:
@@ -336,10 +326,6 @@ class Wants:
             more = self._gain - self._usual_gain
             self._usual_gain += more * (HOPING if more > 0 else DESPAIRING)
         return worth if worth.any() else 1
-
-    @staticmethod
-    def _margin(num_rows: int) -> float:
-        return GAIN_A_DOUBLING * math.log2(num_rows)
 
     def _doubt(self, slots: Column) -> float:
         """The standard deviation of their mean rate, if it is what they have taught."""
@@ -368,24 +354,17 @@ class Wants:
         tries = min(FIRST_TRIES + TRIES_A_ROW * num_rows, MOST_TRIES)
         rates = (self._hits[slots] + tries * first) / (self._tries[slots] + tries)
         chances = self._chances.of(np.minimum(rates, 1.0))  # [rows, drafts]
-        return self._best(chances, num_rows, self.switch.credit)
-
-    def _best(self, chances: Numbers, num_rows: int, credit: float) -> tuple[float, Column]:
-        """The same for rows whose drafts stand with these chances, [rows, drafts], at the risk of so much."""
-        costs, num_slots = self.costs, len(chances)
-        at_risk = max(credit / AT_RISK, costs.extra(num_rows, 1, np.ones(1))[0])
-        gain, at_best, worth = 0.0, 0.0, np.zeros(num_slots, dtype=np.int64)
-        for num in costs.numbers.tolist() if self._keeps_kv else [self._most]:
-            # Of however many drafts together those that are likeliest to stand.
-            order = np.argsort(-chances[:, :num], axis=None, kind="stable")
-            likeliest = chances[:, :num].ravel()[order]
-            extra = costs.extra(num_rows, num, np.arange(1, 1 + len(likeliest)) / num_slots)
-            gains = (1 + likeliest.cumsum() / num_slots) / (1 + extra)
-            gains[extra > at_risk] = 0.0
-            best = int(np.argmax(gains))
-            gain = max(gain, float(gains[best]))
-            hoped = gains[best] * (STAYING if num == self._num_proposed else 1)
-            if hoped > at_best:
-                chosen = order[: 1 + best][likeliest[: 1 + best] >= LEAST_CHANCE]
-                at_best, worth = hoped, np.bincount(chosen // num, minlength=num_slots)
-        return gain, worth
+        costs, passes = self.costs, self._passes
+        # What a row would have got meanwhile goes by the last choice.
+        is_worth = chances >= max(LEAST_CHANCE, float(costs.parts(num_rows)[2]) * self._gain)
+        tokens = 1 + np.where(is_worth, chances, 0.0).mean(axis=0).cumsum()
+        extra = costs.extra(num_rows, passes, is_worth.mean(axis=0).cumsum())
+        risk = AT_RISK * (extra + costs.surprise(num_rows, passes))
+        is_dear = risk > self.switch.credit
+        is_dear[0] = False
+        gain = float(np.max(np.where(is_dear, 0.0, tokens / (1 + extra))))
+        hoped = np.where(is_dear, 0.0, tokens / (1 + costs.hoped(num_rows, passes, extra)))
+        if self._num_proposed:
+            hoped[self._num_proposed - 1] *= STAYING
+        best = int(np.argmax(hoped))
+        return gain, np.count_nonzero(is_worth[:, : best + 1], axis=1).astype(np.int64)

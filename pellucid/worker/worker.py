@@ -46,7 +46,6 @@ from pellucid.sleep.weights import HostWeights
 from pellucid.spec.base import DraftShape, Proposer, check_needs
 from pellucid.spec.drafter import Drafter
 from pellucid.spec.registry import PROPOSERS, VERIFIERS
-from pellucid.spec.timing import time_steps
 from pellucid.worker import memory
 from pellucid.worker.abridged import Abridged
 from pellucid.worker.device_step import DeviceStep, Forward, StageStep, tell_nobody
@@ -127,9 +126,6 @@ class Worker:
             self._tell("recording CUDA graphs")
         self.runner.launcher.capture()
         phases.end("graphs")
-        if self._is_timed:
-            timed = time_steps(self.runner, self.resolved, self.layout.pages_a_block, self._drafter)
-            self.capacity = replace(self.capacity, timed=tuple(timed))
         self.pace.begin(self.links, site.address, self.resolved.user.parallel.worker_timeout)
         logger.info("%s; KV cache: %s", phases, self.layout.describe(num_pages))
         self.late.begin()
@@ -264,7 +260,6 @@ class Worker:
         step = self._make_step(forward, sampler, proposer)
         features = self._make_features(target, sampler, slots)
         shapes = self._recorded_shapes(target, proposer.shape)
-        self._is_timed = len(shapes) > 0 and self.mesh.world == 1  # ranks would have to agree when to end
         launcher = self._make_launcher(EagerLauncher(step, inputs), shapes, state, features)
         self.runner = ModelRunner(
             slots, state, inputs, launcher, handover, features, num_stages=self.mesh.pp, proposer=proposer

@@ -27,7 +27,6 @@ from pellucid.sampling_params import SamplingParams
 from pellucid.schedule.plan import StepPlan, StepResult, ints
 from pellucid.schedule.scheduler import Scheduler
 from pellucid.schedule.step import SchedulerOptions
-from pellucid.spec.costs import Timed, kinds_to_time
 from pellucid.spec.drafter import Drafter
 from pellucid.types import Request
 
@@ -67,17 +66,6 @@ class Machine:
             took += (num_propose - 1) * (self.each_pass[0] + self.each_pass[1] * num_rows)
         return took
 
-    def timed(self, most_rows: int) -> list[Timed]:
-        """What an engine finds at start, on a GPU."""
-        if not self.max_rows:
-            return []
-        all_or_one = self.max_rows > 0 and self.drafter is Drafter.KEEPS_KV
-        kinds = kinds_to_time(most_rows, self.most, all_or_one=all_or_one)
-        return [
-            (rows, num, self.milliseconds(rows, np.full(rows, num), rows * (1 + num), num) / 1000)
-            for rows, num in kinds
-        ]
-
     def recorded(self, num_rows: int, num_tokens: int, num_drafts: int) -> StepShape:
         """What a step replays in which a row has, or is to have, so many drafts; it makes all its passes."""
         shapes = shapes_of(self.max_rows, self.most, self.drafter is Drafter.KEEPS_KV)
@@ -99,15 +87,7 @@ H200 = Machine(
     forward=(3.83, 4.0, 4.1, 4.5, 5.05, 7.2, 13.0, 22.6, 42.0, 357.0),
     query=0.0075,
 )
-# The bundled model on two cores, as measured; each step its own way, and the clock less steady.
-SPROUT = Machine(
-    tokens=(1, 2, 4, 8, 16, 32, 64, 128, 192, 320, 20320),
-    forward=(2.6, 3.0, 3.4, 3.6, 4.4, 7.8, 11.8, 18.1, 23.2, 33.5, 1633.5),
-    cheap_tokens=27,
-    max_rows=0,
-    noise=0.06,
-    held_up=0.005,
-)
+SPROUT = Machine(tokens=(0, 20000), forward=(4.7, 4704.7), cheap_tokens=20, max_rows=0, noise=0.03)
 MACHINES = {
     "eagle3": replace(
         H200, running=(0.25, 0.0008), each_pass=(0.2, 0.0012), most=3, drafter=Drafter.KEEPS_KV
@@ -122,12 +102,9 @@ MACHINES = {
     "suffix": replace(H200, running=(0.05, 0.0002), most=7),
     "suffix, 15": replace(H200, running=(0.05, 0.0002), most=15),
     "ngram": replace(H200, running=(0.02, 0.0001), drafter=Drafter.READS_TEXT),
-    "eagle3 on a CPU": replace(
-        SPROUT, running=(0.6, 0.012), each_pass=(0.65, 0.04), drafter=Drafter.KEEPS_KV
-    ),
-    "medusa on a CPU": replace(SPROUT, running=(0.8, 0.008), most=3),
-    "suffix on a CPU": replace(SPROUT, running=(0.2, 0.02)),
-    "ngram on a CPU": replace(SPROUT, running=(0.2, 0.005), drafter=Drafter.READS_TEXT),
+    "eagle3 on a CPU": replace(SPROUT, running=(1.2, 0.02), each_pass=(0.9, 0.05), drafter=Drafter.KEEPS_KV),
+    "medusa on a CPU": replace(SPROUT, running=(0.4, 0.02), most=3),
+    "ngram on a CPU": replace(SPROUT, running=(0.2, 0.01), drafter=Drafter.READS_TEXT),
 }
 
 
@@ -195,7 +172,6 @@ class Run:
             num_spec=most,
             cheap_tokens=machine.cheap_tokens if is_adaptive else 0,
             drafter=machine.drafter if most else Drafter.NONE,
-            timed=machine.timed(work.rows) if is_adaptive else (),
         )
         num_pages = work.rows * -(-(max_len + 2 * most) // BLOCK) + work.rows + 8
         kv = KVManager(
