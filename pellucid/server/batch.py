@@ -13,8 +13,9 @@ from starlette.types import ASGIApp, Message
 logger = logging.getLogger(__name__)
 # Requests are handed over as fast as the engine has room for some more, and no faster.
 MOST_AT_ONCE = 1024
-# Who wrote the file gives no orders to the engine: one to sleep would fail all other lines.
+# Who wrote the file gives no orders to the engine: one to sleep or forget an adapter would fail other lines.
 ROUTES = ("/v1/", "/v2/rerank", "/rerank", "/score", "/tokenize", "/detokenize")
+ORDERS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")  # of these
 
 
 async def run_batch(
@@ -64,7 +65,7 @@ def _request(asked: dict[str, object]) -> tuple[str, str, bytes]:
     method, url, body = asked.get("method", "POST"), asked.get("url"), asked.get("body") or {}
     if not isinstance(method, str) or not isinstance(url, str) or not isinstance(body, dict):
         raise ValueError("its method and url must be texts, its body an object")
-    if not url.startswith(ROUTES):
+    if not url.startswith(ROUTES) or url.startswith(ORDERS):
         raise ValueError(f"its url is {url!r}, must be a route such as /v1/chat/completions")
     for name in ("stream", "background"):
         if body.get(name):

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from pellucid.cli.main import main
-from pellucid.server.batch import run_batch
+from pellucid.server.batch import ORDERS, run_batch
 
 SMALL = ["--device", "cpu", "--num-threads", "1", "--cpu-kv-cache-gib", "0.05", "--max-num-seqs", "4"]
 SUM = {"messages": [{"role": "user", "content": "What is 47+85?"}], "temperature": 0, "max_tokens": 300}
@@ -56,6 +56,19 @@ def test_each_line_is_answered_in_order(tmp_path: Path, capsys: pytest.CaptureFi
     assert half["custom_id"] == "half \ud83d" and "body an object" in half["error"]["message"]
     assert "must be an object" in listed["error"]["message"] and "decode" in coded["error"]["message"]
     assert nowhere["response"]["status_code"] == 404 and "no request" in broken["error"]["message"]
+
+
+def test_lines_give_no_orders_about_adapters() -> None:
+    async def called(request: Request) -> JSONResponse:
+        raise AssertionError(f"{request.url.path} was called")
+
+    async def answers() -> list[str]:
+        app = Starlette(routes=[Route(path, called, methods=["POST"]) for path in ORDERS])
+        lines = [line("order", path, {"lora_name": "a"}).encode() for path in ORDERS]
+        return [answer async for answer in run_batch(app, lines)]
+
+    for answer in map(json.loads, asyncio.run(answers())):
+        assert answer["response"] is None and "must be a route" in answer["error"]["message"]
 
 
 def test_a_file_is_not_answered_into_itself(tmp_path: Path) -> None:
