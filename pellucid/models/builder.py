@@ -55,10 +55,10 @@ from pellucid.quant.base import (
     Split,
     vector,
 )
-from pellucid.quant.kv_scales import Largest
 from pellucid.quant.layouts.base import LayerFormat
 from pellucid.quant.quantization import Quantization
 from pellucid.quant.schemes.base import Kind
+from pellucid.quant.stored_scales import Largest
 from pellucid.quant.unquantized import Unquantized
 
 M = TypeVar("M", bound=nn.Module)

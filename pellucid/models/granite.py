@@ -122,11 +122,11 @@ class GraniteDense4(Granite):
         )
         declared = Granite.declare(config.without("layer_types"))
 
-        def layer(layer: LayerConfig) -> LayerConfig:
+        def attending(layer: LayerConfig) -> LayerConfig:
             assert isinstance(layer.mixer, GQA)
             return replace(layer, mlp=mlp, mixer=layer.mixer if turns else replace(layer.mixer, rope=None))
 
-        return replace(declared, layers=tuple(map(layer, declared.layers)))
+        return replace(declared, layers=tuple(map(attending, declared.layers)))
 
     @classmethod
     def rename(cls, key: str) -> str:

@@ -18,8 +18,8 @@ from tqdm import tqdm
 from pellucid.collector import trim
 from pellucid.layers.weight import Finishing, Weight
 from pellucid.models.checkpoint import GGUF, Checkpoint
-from pellucid.quant.kv_scales import UNUSED, kv_scale_name
 from pellucid.quant.layouts.base import LayerFormat
+from pellucid.quant.stored_scales import UNUSED, scale_name
 from pellucid.weights.decoded import Decoded
 from pellucid.weights.gguf_model import GgufModel
 from pellucid.weights.source import PICKLES, Pickled, Shards, TensorSource
@@ -203,7 +203,7 @@ def open_source(checkpoint: Checkpoint, rename: Callable[[str], str]) -> TensorS
     if any(file.suffix == GGUF for file in checkpoint.files):
         return GgufModel(checkpoint.files[0])
     is_pickled = any(file.suffix in PICKLES for file in checkpoint.files)
-    return (Pickled if is_pickled else Shards)(checkpoint.files, lambda key: kv_scale_name(rename(key)))
+    return (Pickled if is_pickled else Shards)(checkpoint.files, lambda key: scale_name(rename(key)))
 
 
 def complain(checkpoint: Checkpoint, what: str, tensors: list[str]) -> None:

@@ -22,10 +22,10 @@ from pellucid.models.fields import Fields
 from pellucid.models.loader import open_source, weights_of
 from pellucid.models.registry import MODELS
 from pellucid.models.text_config import text_key
-from pellucid.quant.kv_scales import kv_scale_name
 from pellucid.quant.layouts.base import LayerFormat
 from pellucid.quant.schemes import rules_of
 from pellucid.quant.schemes.base import Rules, StoredConfig, plain
+from pellucid.quant.stored_scales import scale_name
 from pellucid.quantize.base import METHODS, Method, Recipe
 from pellucid.quantize.dialects import config_of
 from pellucid.quantize.folds import folds_of
@@ -255,7 +255,7 @@ class Quantizer:
         """What has been written, by the model's names."""
         rename = MODELS.load(self.checkpoint.architecture).rename
         files = self.output.shards(self.output.num_layers if num is None else num)
-        return Shards(files, lambda key: kv_scale_name(rename(key)))
+        return Shards(files, lambda key: scale_name(rename(key)))
 
     def written(self, index: int) -> Layer:
         """The layer as it was written, read back."""

@@ -14,7 +14,7 @@ from pellucid.config import EngineConfig
 from pellucid.kernels.fp8_cache import kv_scale
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.platform import Platform
-from pellucid.quant.kv_scales import kv_scale_name
+from pellucid.quant.stored_scales import scale_name
 from pellucid.resolve import resolve
 from tests.llm.test_invariance import BASE, random_requests
 from tests.models.harness import CPU, load
@@ -128,9 +128,7 @@ def test_scales_and_an_fp8_cache_run_together(tmp_path: Path, tiny: Path) -> Non
 
 
 def test_other_names_stay_as_they_are() -> None:
-    assert (
-        kv_scale_name("model.layers.0.mlp.up_proj.weight_scale") == "model.layers.0.mlp.up_proj.weight_scale"
-    )
+    assert scale_name("model.layers.0.mlp.up_proj.weight_scale") == "model.layers.0.mlp.up_proj.weight_scale"
 
 
 FP8_SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}

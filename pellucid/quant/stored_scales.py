@@ -23,7 +23,7 @@ SPELLINGS = {  # endings of other tools' names -> ours, such as the attention la
 UNUSED = ("*.q_scale", "*.q_proj.output_scale", "*.prob_scale", "*.prob_output_scale")
 
 
-def kv_scale_name(name: str) -> str:
+def scale_name(name: str) -> str:
     """The name of a checkpoint's tensor, brought to our spelling if it is a scale of the cache or inputs."""
     for theirs, ours in SPELLINGS.items():
         if name.endswith(theirs):
