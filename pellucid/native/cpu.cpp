@@ -60,7 +60,6 @@ constexpr int PANEL = 16;               // outputs that lie side by side
 constexpr int PARTS = PANEL / LANES;    // vectors of them
 constexpr int WIDTH = 4 * LANES;        // bytes of a vector
 constexpr int STEP = 4 * PANEL;         // bytes of a panel that are read at once
-constexpr int MOST_SUMS = LANES == 16 ? 8 : 4;  // rows by panels that are multiplied at once, in registers
 
 typedef float Floats __attribute__((vector_size(WIDTH)));
 typedef int32_t Ints __attribute__((vector_size(WIDTH)));
@@ -704,36 +703,55 @@ void some_rows(const Matrix& m, const X& x, T* y, int64_t row, int64_t panel, co
     UNROLL for (int i = 0; i < M; i++) finish<T>(m, sums[i], y, row + i, panel, gate);
 }
 
-template <template <int, int, int> class Tile, int CODE, int PANELS, class T, class X>
-void all_rows(const Matrix& m, const X& x, T* y, int64_t rows, int64_t panel, const Gating& gate) {
-    constexpr int MOST = MOST_SUMS / PANELS;
-    int64_t row = 0;
-    for (; row + MOST <= rows; row += MOST) some_rows<Tile, CODE, MOST, PANELS>(m, x, y, row, panel, gate);
-    for (; MOST > 3 && row + 3 <= rows; row += 3) some_rows<Tile, CODE, 3, PANELS>(m, x, y, row, panel, gate);
-    for (; MOST > 2 && row + 2 <= rows; row += 2) some_rows<Tile, CODE, 2, PANELS>(m, x, y, row, panel, gate);
-    for (; row < rows; row++) some_rows<Tile, CODE, 1, PANELS>(m, x, y, row, panel, gate);
+// How much is multiplied at once: as many sums as there are registers for.  Measured on Zen 5, and there with the
+// instructions of older CPUs.
+struct AtOnce {
+    int panels, rows;
+};
+
+constexpr AtOnce at_once(int code) {
+    const bool is_float = code == BF16 || code == E4M3 || code == E5M2;
+    if (LANES < 16) {
+        if (is_float && code != BF16) return {1, 6};  // each is decoded for as many rows as can be
+        return {2, LANES == 8 && !is_float && code != TABLE ? 3 : 2};
+    }
+    if (is_float) return {4, 6};
+    if (code == NIBBLES || code == MAPPED) return HAS_VNNI ? AtOnce{4, 3} : AtOnce{2, 4};
+    return {2, code == BYTES ? 5 : 3};
 }
 
-// y = x W^T.  Few rows: several panels are fetched beside each other
+template <template <int, int, int> class Tile, int CODE, int MOST, int PANELS, class T, class X>
+void so_many_rows(int num, const Matrix& m, const X& x, T* y, int64_t row, int64_t panel, const Gating& gate) {
+    if (num == MOST) return some_rows<Tile, CODE, MOST, PANELS>(m, x, y, row, panel, gate);
+    if constexpr (MOST > 1) so_many_rows<Tile, CODE, MOST - 1, PANELS>(num, m, x, y, row, panel, gate);
+}
+
+// In parts of about the same size: one row alone waits for its own sums
+template <template <int, int, int> class Tile, int CODE, int PANELS, class T, class X>
+void all_rows(const Matrix& m, const X& x, T* y, int64_t rows, int64_t panel, const Gating& gate) {
+    constexpr int MOST = PANELS == at_once(CODE).panels ? at_once(CODE).rows : 2;
+    int64_t row = 0;
+    for (int64_t parts = (rows + MOST - 1) / MOST; parts > 0; parts--) {
+        const int num = (rows - row + parts - 1) / parts;
+        so_many_rows<Tile, CODE, MOST, PANELS>(num, m, x, y, row, panel, gate);
+        row += num;
+    }
+}
+
+// y = x W^T.  One row: as many panels as can be are fetched beside each other
 template <template <int, int, int> class Tile, int CODE, class T, class X>
 void multiply(const Matrix& m, const X& x, T* y, int64_t rows, const Gating& gate) {
+    constexpr int PANELS = at_once(CODE).panels, FEW = LANES == 16 ? 4 : 2;
     const int64_t panels = m.num_out / PANEL;
-    constexpr int FEW = LANES == 16 ? 4 : 2;
-    if (rows == 1) {
-        for_all((panels + FEW - 1) / FEW, [&](int64_t i) {
-            int64_t panel = i * FEW;
-            if (panel + FEW <= panels) return some_rows<Tile, CODE, 1, FEW>(m, x, y, 0, panel, gate);
-            for (; panel + 2 <= panels; panel += 2) some_rows<Tile, CODE, 1, 2>(m, x, y, 0, panel, gate);
-            for (; panel < panels; panel++) some_rows<Tile, CODE, 1, 1>(m, x, y, 0, panel, gate);
-        });
-    } else if (gate.act || rows <= MOST_SUMS / 2) {
-        for_all((panels + 1) / 2, [&](int64_t i) {
-            if (2 * i + 1 < panels) return all_rows<Tile, CODE, 2>(m, x, y, rows, 2 * i, gate);
-            all_rows<Tile, CODE, 1>(m, x, y, rows, 2 * i, gate);
-        });
-    } else {
-        for_all(panels, [&](int64_t panel) { all_rows<Tile, CODE, 1>(m, x, y, rows, panel, gate); });
-    }
+    const int64_t each = rows == 1 ? FEW : gate.act ? std::max(PANELS, 2) : PANELS;  // gates lie beside what they open
+    for_all((panels + each - 1) / each, [&](int64_t i) {
+        int64_t panel = i * each;
+        const int64_t end = std::min(panel + each, panels);
+        if (rows == 1 && panel + FEW == end) return some_rows<Tile, CODE, 1, FEW>(m, x, y, 0, panel, gate);
+        if (panel + PANELS == end) return all_rows<Tile, CODE, PANELS>(m, x, y, rows, panel, gate);
+        for (; panel + 2 <= end; panel += 2) all_rows<Tile, CODE, 2>(m, x, y, rows, panel, gate);
+        for (; panel < end; panel++) all_rows<Tile, CODE, 1>(m, x, y, rows, panel, gate);
+    });
 }
 
 // Tiles of AMX, where the CPU has them: 32 rows by two panels at once, rows and panels straight from memory
