@@ -6,7 +6,7 @@ CPU, and scores it as `pellucid eval` does.  Prints a table in Markdown.
 `OMP_NUM_THREADS=1 python benchmarks/formats.py --speed` times one request of Qwen3-0.6B's shape on one core,
 weights random, and of GGUF files that are named behind it: the median step, of the time that the process has
 the core, so that others who use it disturb less.  `--speed --device cuda` times 1, 32 and 256 requests of
-Qwen3-8B's shape, 128 tokens in and 256 out: the better of two whole runs.
+Qwen3-8B's shape, 128 tokens in and 256 out: the better of two whole runs.  Of GGUF's mixes files are written.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from gguf_files import write_random
 
 from pellucid import LLM, SamplingParams
 from pellucid.cli.eval import BUNDLED_ITEMS, answer, tally, text_bits
@@ -32,6 +33,7 @@ from pellucid.platform import detect
 from pellucid.quantize.base import METHODS, Recipe
 from pellucid.quantize.calibration import of_bundled
 from pellucid.quantize.dialects import config_of
+from pellucid.quantize.gguf import MIXES
 from pellucid.quantize.run import Quantizer
 from pellucid.quantize.stage import Machine
 from pellucid.text.tokenizer import Tokenizer
@@ -45,9 +47,7 @@ RECIPES = {
     "nf4": Recipe(method="nf4"),
     "mxfp4": Recipe(method="mxfp4"),
     "nvfp4": Recipe(method="nvfp4"),
-    **{
-        f"gguf:{kind}": Recipe(method=f"gguf:{kind}") for kind in ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0")
-    },
+    **{f"gguf:{mix}": Recipe(method=f"gguf:{mix}") for mix in MIXES},
     **{
         f"{method} of {bits} bits": Recipe(method=method, bits=bits, symmetric=False)
         for bits in (4, 3)
@@ -123,6 +123,12 @@ def speeds(speed: Speed, shape: str, only: Sequence[str], files: Sequence[str]) 
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(config | said))
             row(name, folder, **dummy)
+    for mix in MIXES:
+        if not only or f"gguf:{mix}" in only:
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder) / f"{mix}.gguf"
+                write_random(file, shape, mix)
+                row(f"gguf:{mix}", str(file), skip_tokenizer_init=True)
     for file in files:
         row(Path(file).stem, file, skip_tokenizer_init=True)
 

@@ -143,6 +143,11 @@ def their_name(path: str) -> str:
 
 def keys_of(checkpoint: Checkpoint, kind: str) -> dict[str, object]:
     """The model's and the tokenizer's."""
+    return model_keys(checkpoint, kind) | tokenizer_keys(checkpoint)
+
+
+def model_keys(checkpoint: Checkpoint, kind: str) -> dict[str, object]:
+    """config.json and generation_config.json."""
     fields = Fields(checkpoint.config)
     heads = fields.size("num_attention_heads")
     head_dim = fields.size("head_dim", fields.size("hidden_size") // heads)
@@ -162,10 +167,9 @@ def keys_of(checkpoint: Checkpoint, kind: str) -> dict[str, object]:
         f"{kind}.vocab_size": fields.size("vocab_size"),
     }
     said = checkpoint.generation_config
-    keys |= {
+    return keys | {
         f"general.sampling.{key}": said[name] for key, name in SAMPLING.items() if said.get(name) is not None
     }
-    return keys | tokenizer_keys(checkpoint)
 
 
 def tokenizer_keys(checkpoint: Checkpoint) -> dict[str, object]:
