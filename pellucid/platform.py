@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 from dataclasses import dataclass
@@ -46,9 +47,23 @@ class Platform:
         return f"{self.name} (compute capability {major}.{minor})"
 
 
+def _openmp_cpus() -> set[int]:
+    """The CPUs that OpenMP's threads are pinned to; none if it is not loaded, or pins none."""
+    try:
+        openmp, cpus = ctypes.CDLL(None), set[int]()
+        for place in range(openmp.omp_get_num_places() if openmp.omp_get_proc_bind() else 0):
+            ids = (ctypes.c_int * openmp.omp_get_place_num_procs(place))()
+            openmp.omp_get_place_proc_ids(place, ids)
+            cpus |= set(ids)
+        return cpus
+    except (OSError, AttributeError, TypeError):  # TypeError: Windows has no None
+        return set()
+
+
 def _physical_cores() -> list[set[int]]:
     """The CPUs of every physical core this process may run on: hyperthreads share one."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    allowed |= _openmp_cpus()  # which has left this thread one, if torch was imported before
     cores: dict[tuple[int, int], set[int]] = {}
     for cpu in sorted(allowed):
         base = f"/sys/devices/system/cpu/cpu{cpu}/topology"
@@ -66,7 +81,7 @@ def _num_cores() -> int:
     return int(told) if told.isdigit() and int(told) > 0 else len(CORES)
 
 
-# Read at import: OpenMP later pins the main thread to one core, and its affinity then says 1.
+# Read at import: OpenMP pins the main thread to one core, and its affinity then says 1.
 CORES = _physical_cores()
 NUM_CORES = _num_cores()
 

@@ -15,6 +15,7 @@ import pytest
 from pellucid.native import build as building
 from pellucid.native.build import build
 from pellucid.native.library import Library
+from pellucid.platform import CORES
 
 COMPILER = """#!/bin/sh
 [ "$1" = --version ] && echo "toy 1.0" && exit 0
@@ -120,3 +121,14 @@ def test_torch_does_without(change: dict[str, str]) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert len(eval(done.stdout.splitlines()[-1])) == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux" or len(CORES) < 2, reason="nothing to pin, or one core")
+def test_whoever_imports_torch_first_has_a_core_for_each_thread_too() -> None:
+    code = f"import os; os.sched_setaffinity(0, {set[int]().union(*CORES)}); import torch; "
+    code += "from pellucid.platform import CORES; print(len(CORES))"
+    pinned = {"OMP_NUM_THREADS": "2", "OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | pinned, capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) == len(CORES), done.stderr
