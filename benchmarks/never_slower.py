@@ -9,7 +9,8 @@ once with all in every step; shown are the ratios of the first turn, and of all 
 
 With several rates there is one more task, in which they take turns in the middle of a run.
 On a CPU engines of one process differ by some percent, for where their memory lies: `--twice` builds the one
-without drafts first and last, goes by the mean of the two, and shows what they differ by.
+without drafts first and last, goes by the mean of the two, and shows what they differ by.  One request of the
+bundled model takes a sixth of a second: `--seconds 4` has as many turns as tell more than the clock's noise.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +154,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--rates", type=float, nargs="+", help="let drafts stand by chance instead")
     parser.add_argument("--tokens", type=int, default=128, help="of an answer")
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=5, help="at least, and as many more")
+    parser.add_argument("--seconds", type=float, default=0.0, help="as take the first engine so long")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument(
         "--clock", choices=("wall", "process"), default="wall",
@@ -237,7 +240,9 @@ def measure(
     for engine in engines.values():
         engine.seconds.clear()
         engine.lengths.clear()
-    for turn in range(args.turns):
+    for turn in count():
+        if turn >= args.turns and sum(engines[OFF].seconds) >= args.seconds:
+            break
         kinds = list(engines)
         for kind in kinds[turn % len(kinds) :] + kinds[: turn % len(kinds)]:
             engine = engines[kind]

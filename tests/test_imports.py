@@ -115,6 +115,14 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     },
     "models.head": {"models", "layers", "attention.base", "kv.layout", "dist", *PLAIN},
     "models": {"layers", "attention.base", "quant", "weights", "kv.layout", "collector", *PLAIN},
+    "spec.timing": {
+        "spec.costs",
+        "spec.drafter",
+        "worker.runner",
+        "worker.warm_up",
+        "schedule.plan",
+        "resolve",
+    },
     "spec": {"models", "layers", "dist", "sample", "kernels", *PLAIN},
     "worker": {
         *("attention", "quant", "sample", "lora", "layers", "models", "spec", "kernels", "dist"),

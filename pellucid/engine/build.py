@@ -28,7 +28,7 @@ from pellucid.schedule.scheduler import Scheduler, SchedulerOptions
 logger = logging.getLogger(__name__)
 # A step of so many tokens takes twice as long as reading the weights does: of an H200 and 8B parameters in 16
 # bits, and of the two cores of a CPU, by the step times in docs/speculation.md.
-CHEAP_TOKENS = {"cuda": 256, "cpu": 20}
+CHEAP_TOKENS = {"cuda": 256, "cpu": 27}
 E_co = TypeVar("E_co", covariant=True)
 
 
@@ -100,6 +100,7 @@ def _make_engine(resolved: Resolved, executor: Executor, capacity: Capacity) -> 
         num_extra=resolved.speculative.num_extra,
         cheap_tokens=CHEAP_TOKENS[resolved.platform.device] if resolved.speculative.is_adaptive else 0,
         drafter=capacity.drafter,
+        timings=capacity.timings,
         policy=user.scheduler.scheduling_policy,
     )
     kv = KVManager(

@@ -14,7 +14,7 @@ from pellucid.kv.kinds import Kind
 from pellucid.registry import Registry
 from pellucid.resolve import Resolved
 from pellucid.schedule.plan import StepPlan, StepResult
-from pellucid.spec.drafter import Drafter
+from pellucid.spec.drafter import UNTIMED, Drafter, Timings
 
 WORKER = "pellucid.worker.worker:Worker"  # which executors load by this name
 Hear = Callable[[int, str, object], None]  # a rank, a feature's name, what its half there says
@@ -30,6 +30,7 @@ class Capacity:
     num_spec: int = 0  # most drafts a row may carry
     page_bytes: int = 0  # of the rank whose pages are largest
     drafter: Drafter = Drafter.NONE
+    timings: Timings = UNTIMED  # of steps, at start
 
 
 def _nothing(told: object) -> None:

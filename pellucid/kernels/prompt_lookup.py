@@ -29,7 +29,8 @@ def prompt_lookup_ref(
     one's last known token.  Where what followed ends with the text it goes round, as one that repeats itself
     would.  N-grams have `shortest` to `longest` tokens; where none occurred before, it is the last one again.
     """
-    texts = token_ids[slots]
+    known = token_ids.shape[1] if newest.is_cuda else int(newest.max()) + 1
+    texts = token_ids[slots, :known]
     ends = torch.arange(texts.shape[1], device=texts.device)  # e: an n-gram texts[:, e - n : e]
     length = newest[:, None] + 1
     matched = torch.zeros_like(texts)  # tokens that agree, going back from the end

@@ -203,7 +203,7 @@ class Scheduler:
             if step.joining:
                 self._decoding = np.concatenate((self._decoding, step.joining))
                 self._has_joined = True
-        if options.num_spec:
+        if options.num_spec and not self.wants.rests(step):
             self._plan_drafts(step)
         carried = self.features.carry()
         if not step.num_rows and not carried:
@@ -666,7 +666,7 @@ class Scheduler:
             self._publish_some()
             self._pass_windows(self._decoding)
         if self._num_landed % UPKEEP == 0 or self.wants.has_switched:
-            self.wants.choose(self._decoding)
+            self.wants.choose(self._decoding, waits=len(self._waiting) > 0)
         going = self._going(slots, num_new, tokens, is_reported)
         return News(landed, going, failed) if landed or failed or len(going) else NO_NEWS
 

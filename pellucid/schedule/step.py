@@ -20,7 +20,7 @@ from pellucid.schedule.plan import (
     StepPlan,
     ints,
 )
-from pellucid.spec.drafter import Drafter
+from pellucid.spec.drafter import UNTIMED, Drafter, Timings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,7 @@ class SchedulerOptions:
     # So many tokens take a step as long again as none would; 0: every row always wants num_spec drafts.
     cheap_tokens: int = 0
     drafter: Drafter = Drafter.STATELESS
+    timings: Timings = UNTIMED
 
     @property
     def max_len(self) -> int:

@@ -1,30 +1,30 @@
 """What steps take, learnt from the clock: plain ones, and by how much drafts make them longer.
 
-For about as many rows as there are.  A plain step's seconds are the median of the last few.  What a step
-with drafts takes beside is counted in plain steps, and is linear in what it does: a part for running the
-proposer at all, one for each of its further passes, one for each draft of a row that is verified.  The three
-are fitted with forgetting, from a guess on, which is never forgotten: steps that are all alike do not tell
-the three apart.  Recorded steps are padded, so time is no line: by how much steps of so many passes miss it
-is learnt beside.  No torch.
+For about as many rows as there are.  A plain step's seconds are the lower quartile of the last few, of those
+behind another one: a CPU's caches hold other things behind prompts and drafts.  What a step with drafts takes
+beside is counted in plain steps.  It is known for some numbers of drafts that each row makes and verifies:
+timed when the engine started, else guessed, and corrected by each step.  More drafts never take less.  Of
+rows that verify fewer than are made, each draft less saves a part of what lies between two numbers.
+
+No torch.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pellucid.spec.drafter import UNTIMED, Timings
+
 Numbers = NDArray[np.float64]
-MOST_PASSES = 64
-EYE = np.eye(3)
+NUMBERS = (1, 2, 3, 4, 6, 8, 11, 16, 24, 32, 48)  # of drafts, from which to choose
 WINDOW = 16  # plain steps that are remembered
-REMEMBERING = 31 / 32  # weight of what is known, with each step more
-LASTING = 1 / 16  # weight of the guess in the end, in steps; at first it is one
+LEARNING, LEARNING_IF_TIMED = 1 / 4, 1 / 16  # by so much a step corrects what is known
 PROMPTS_SHARE = 0.1  # of a step with prompts, until it is known
-SETTLED = 8  # steps with drafts, behind which more passes are tried
-ENOUGH = 1.9  # of which so many have been seen, with forgetting: one may have been held up
 # Plain steps beyond what was expected, or as much again: what takes longer was held up by something else.
 MOST_SURPRISE = 0.25
 
@@ -33,83 +33,84 @@ MOST_SURPRISE = 0.25
 class Crowd:
     """What is known of steps with about as many rows."""
 
-    guess: Numbers  # [3], of the parts: running, passes, drafts
-    squares: Numbers = field(init=False)  # [3, 3], of how much of each part steps had; and
-    products: Numbers = field(init=False)  # [3], with what they took beside
+    beside: Numbers  # [1 + n], plain steps: with no drafts behind the proposer, and with each number of them
     plain: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    seconds: float | None = None  # of a plain step: their median
-    # By passes, of steps in which most rows have as many drafts: how many, with forgetting; on the mean,
-    # their drafts a row, and what they took beside plain ones.
-    seen: Numbers = field(default_factory=lambda: np.zeros(1 + MOST_PASSES))
-    drafts: Numbers = field(default_factory=lambda: np.zeros(1 + MOST_PASSES))
-    took: Numbers = field(default_factory=lambda: np.zeros(1 + MOST_PASSES))
-    num: int = 0  # steps with drafts
-    most: int = 1  # passes of any
-    parts: Numbers = field(init=False)  # what follows from them, as it was last worked out
-    is_new: bool = False  # is it to be worked out again?
-
-    def __post_init__(self) -> None:
-        self.learn(self.guess)
-
-    def learn(self, guess: Numbers) -> None:
-        """Begin with other parts."""
-        self.guess, self.squares, self.products, self.parts = guess, np.eye(3), guess, guess
-
-    def add_plain(self, seconds: float) -> None:
-        self.plain.append(seconds)
-        self.seconds = sorted(self.plain)[(len(self.plain) - 1) // 2]
+    is_seen: bool = False  # have there been steps with drafts?
 
     @property
-    def most_known(self) -> int:
-        """Most passes of which enough steps have been seen; 0: there are none."""
-        known = np.flatnonzero(self.seen >= ENOUGH)
-        return int(known[-1]) if len(known) else 0
+    def seconds(self) -> float | None:
+        """Of a plain step: their lower quartile."""
+        return sorted(self.plain)[(len(self.plain) - 1) // 4] if self.plain else None
 
-    def linear(self, passes: Numbers | float, drafts: Numbers | float) -> Numbers:
-        a_step, a_pass, a_draft = self.parts
-        return a_step + a_pass * (passes - 1) + a_draft * drafts
+    def correct(self, place: int, by: float) -> None:
+        """More drafts take no less, and fewer no more."""
+        value = self.beside[place] = max(0.0, self.beside[place] + by)
+        np.minimum(self.beside[:place], value, out=self.beside[:place])
+        np.maximum(self.beside[place:], value, out=self.beside[place:])
 
 
 class StepCosts:
     """Costs in plain steps."""
 
-    def __init__(self, cheap_tokens: int, *, takes_passes: bool = False) -> None:
-        """cheap_tokens: as many more as take a step as long again.  takes_passes: one for each draft."""
-        self._cheap_tokens, self._passes = cheap_tokens, 0.2 if takes_passes else 0.01
+    def __init__(
+        self,
+        most: int,
+        cheap_tokens: int,
+        timings: Timings = UNTIMED,
+        *,
+        takes_passes: bool = False,
+    ) -> None:
+        """most: drafts of a row.  cheap_tokens: as many more as take a step as long again.
+
+        takes_passes: one of the drafter for each draft.
+        """
+        self._is_padded, timed = timings
+        self._cheap_tokens, self._takes_passes = cheap_tokens, takes_passes
+        self._learning = LEARNING_IF_TIMED if timed else LEARNING
+        self.numbers = numbers_of(most, all_or_one=takes_passes and self._is_padded)
+        self._knots = np.array([0.0, *self.numbers])
         self._crowds: dict[int, Crowd] = {}
         self._a_prompt_token = [0.0, 0.0]  # seconds, without the proposer and with it
+        for num_rows, num, seconds in sorted(timed):
+            crowd = self._crowd(num_rows)
+            if not num:
+                crowd.plain.append(seconds)
+            elif crowd.plain:
+                place = self._place(num)
+                crowd.correct(place, seconds / crowd.plain[0] - 1 - crowd.beside[place])
+                crowd.is_seen = True
 
-    def add_plain(self, num_rows: int, seconds: float) -> None:
-        self._crowd(num_rows).add_plain(seconds)
+    def add_plain(self, num_rows: int, seconds: float, *, is_usual: bool = True) -> None:
+        """is_usual: it was behind another one.  Others count where there are none."""
+        plain = (self._crowds.get(size_of(num_rows)) or self._crowd(num_rows)).plain
+        if is_usual or not plain:
+            plain.append(seconds)
 
     def add(
         self, num_rows: int, passes: int, drafts: float, seconds: float, *, is_usual: bool = True
     ) -> float | None:
-        """A step with so many passes, and drafts a row.  Returns its time in plain ones, if that is known.
+        """A step that makes so many drafts for each row, and verifies so many of each, on the mean.
 
-        is_usual: says what others with so many passes take.
+        is_usual: says what others like it take.  Returns its time in plain steps, if that is known.
         """
         plain = self.plain_seconds(num_rows)
         if plain is None:
             return None
         crowd = self._crowd(num_rows)
-        expected = float(max(crowd.linear(passes, drafts), crowd.took[passes]))
+        expected = float(self.extra(num_rows, passes, np.array([drafts]))[0])
         beside = min(seconds / plain - 1, max(2 * expected, expected + MOST_SURPRISE))
-        if not is_usual:
-            return 1 + beside
-        parts = np.array([1.0, max(0, passes - 1), drafts])
-        crowd.squares *= REMEMBERING
-        crowd.squares += parts[:, None] * parts + LASTING * (1 - REMEMBERING) * EYE
-        crowd.products = (
-            crowd.products * REMEMBERING + beside * parts + LASTING * (1 - REMEMBERING) * crowd.guess
-        )
-        crowd.num += 1
-        if 2 * drafts >= passes:
-            crowd.seen[passes] = crowd.seen[passes] * REMEMBERING + 1
-            crowd.drafts[passes] += (drafts - crowd.drafts[passes]) / crowd.seen[passes]
-            crowd.took[passes] += (beside - crowd.took[passes]) / crowd.seen[passes]
-            crowd.most = max(crowd.most, passes)
-        crowd.is_new = True
+        if is_usual:
+            crowd.is_seen = True
+            error = self._learning * (beside - expected)
+            if self._takes_passes or self._is_padded:
+                crowd.correct(self._place(passes if self._takes_passes else drafts), error)
+            else:
+                above = self._place(drafts)
+                below, most = max(0, above - 1), float(self._knots[above])
+                share = min(1.0, (most - drafts) / (most - float(self._knots[below]) or 1.0))
+                crowd.correct(above, error * (1 - share))
+                if share > 0:
+                    crowd.correct(below, error * share)
         return 1 + beside
 
     def add_prompt(self, num_tokens: int, seconds: float, *, is_followed: bool) -> None:
@@ -131,37 +132,23 @@ class StepCosts:
         size = size_of(num_rows)
         return any(n < 2 * size and size < 2 * n for n, crowd in self._crowds.items() if crowd.plain)
 
-    def extra(self, num_rows: int, passes: Numbers, drafts: Numbers) -> Numbers:
-        """What a step takes beside a plain one; passes, drafts a row: [n]."""
-        self.parts(num_rows)  # are worked out
-        crowd, at = self._crowd(num_rows), passes.astype(np.int64)
-        seen = crowd.seen[at]
-        beside = (crowd.took[at] - crowd.linear(passes, crowd.drafts[at])) * seen / (1 + seen)
-        extra = np.maximum(crowd.linear(passes, drafts) + beside, 0.0)
-        most = crowd.most_known
-        is_new = (seen < ENOUGH) & (passes < most)
-        # Fewer passes than are known may be steps of their own: they are worth a try.
-        return np.where(is_new, np.minimum(extra, crowd.took[most] * passes / max(1, most)), extra)
+    def extra(self, num_rows: int, passes: int, drafts: Numbers) -> Numbers:
+        """What a step takes beside a plain one that makes so many drafts for each row.
 
-    def hoped(self, num_rows: int, passes: Numbers, extra: Numbers) -> Numbers:
-        """The same at best: more passes than are known may be the same recorded step."""
-        crowd = self._crowd(num_rows)
-        most = crowd.most_known
-        if crowd.num < SETTLED or not most:
-            return extra
-        return np.where(passes > most, np.minimum(extra, crowd.took[most]), extra)
-
-    def surprise(self, num_rows: int, passes: Numbers) -> Numbers:
-        """By how much more a step may surprise that has more passes than any that has been seen."""
-        return np.maximum(passes - self._crowd(num_rows).most, 0) * self._guess(num_rows)[2]
-
-    def parts(self, num_rows: int) -> Numbers:
-        """[3]: of a step for running, for each further pass, for each draft of every row; none below 0."""
-        crowd = self._crowd(num_rows)
-        if crowd.is_new:
-            crowd.parts = np.maximum(np.linalg.solve(crowd.squares, crowd.products), 0.0)
-            crowd.is_new = False
-        return crowd.parts
+        drafts: [n], that it verifies of each row, on the mean.
+        """
+        beside = self._crowd(num_rows).beside
+        if not self._takes_passes:  # then it does not matter how many are made
+            if self._is_padded:
+                return beside[np.searchsorted(self._knots, drafts)]
+            return np.interp(drafts, self._knots, beside)
+        place = self._place(passes)
+        whole = float(beside[place])
+        if self._is_padded:
+            return np.full(len(drafts), whole)
+        a_pass, a_draft = self._guess(num_rows)
+        a_draft *= float(beside[-1] - beside[0]) / (self.numbers[-1] * (a_pass + a_draft))
+        return np.maximum(whole - a_draft * self._knots[place] + a_draft * drafts, 0.0)
 
     def plain_seconds(self, num_rows: int) -> float | None:
         """Of a plain step with so many rows; between two numbers that are known, on a line."""
@@ -180,29 +167,48 @@ class StepCosts:
         share = (size - below) / (above - below)
         return (1 - share) * known[below] + share * known[above]
 
+    def _place(self, drafts: float) -> int:
+        """Of the least number that is no less."""
+        return 1 + bisect_left(self.numbers, min(drafts, self.numbers[-1])) if drafts > 0 else 0
+
     def _crowd(self, num_rows: int) -> Crowd:
         """Until drafts of so many rows are known it goes by the nearest whose are."""
         size = size_of(num_rows)
         crowd = self._crowds.get(size)
         if crowd is None:
-            crowd = self._crowds[size] = Crowd(self._guess(size))
-        if not crowd.num:
-            known = [(abs(other - size), other) for other, its in self._crowds.items() if its.num]
+            crowd = self._crowds[size] = Crowd(self._guesses(size))
+        if not crowd.is_seen:
+            known = [(abs(other - size), other) for other, its in self._crowds.items() if its.is_seen]
             if known:
                 other = min(known)[1]
-                guess = self._guess(size)
-                parts = self.parts(other) * (1, 1, guess[2] / self._guess(other)[2])
+                beside = self._crowds[other].beside
                 is_near = other / 2 <= size <= 2 * other
-                crowd.learn(parts if is_near else np.maximum(parts, (0, 0, guess[2])))
-                crowd.most = self._crowds[other].most if is_near else 1
+                crowd.beside = beside * (1 if is_near else self._guesses(size) / self._guesses(other))
         return crowd
 
-    def _guess(self, size: int) -> Numbers:
-        """Parts of which nothing is known."""
-        return np.array([0.05 + self._passes / 2, self._passes, size / (size + max(1, self._cheap_tokens))])
+    def _guesses(self, size: int) -> Numbers:
+        """[1 + n], of which nothing is known."""
+        a_pass, a_draft = self._guess(size)
+        return 0.1 + a_pass / 2 + a_pass * np.maximum(self._knots - 1, 0) + a_draft * self._knots
+
+    def _guess(self, size: int) -> tuple[float, float]:
+        """What a pass of the drafter takes, and a draft of each row."""
+        return 0.2 if self._takes_passes else 0.01, size / (size + max(1, self._cheap_tokens))
 
 
 def size_of(num_rows: int) -> int:
     """About as many: the number with its first three binary digits alone."""
     rest = max(0, num_rows.bit_length() - 3)
     return num_rows >> rest << rest
+
+
+def numbers_of(most: int, *, all_or_one: bool) -> list[int]:
+    """Of drafts, from which to choose.  all_or_one: recorded steps make one pass of the drafter, or all."""
+    return sorted({1, most} if all_or_one else {*(num for num in NUMBERS if num < most), most})
+
+
+def kinds_to_time(most_rows: int, most: int, *, all_or_one: bool) -> list[tuple[int, int]]:
+    """(rows, drafts of each, perhaps none): steps that stand for all others, the most telling ones first."""
+    powers = [1 << i for i in range(most_rows.bit_length())]
+    rows = dict.fromkeys([*powers[::2], most_rows, *powers])
+    return [(n, num) for n in rows for num in (0, *numbers_of(most, all_or_one=all_or_one))]

@@ -1,8 +1,9 @@
-"""What makes an engine's drafts, as far as planning has to know."""
+"""What makes an engine's drafts, and how long its steps take, as far as planning has to know."""
 
 from __future__ import annotations
 
 from enum import Enum
+from typing import NamedTuple
 
 
 class Drafter(Enum):
@@ -12,3 +13,20 @@ class Drafter(Enum):
     STATELESS = "stateless"
     READS_TEXT = "reads text"  # of the request, and nothing else
     KEEPS_KV = "keeps KV"  # of its own, whole only if it runs behind every step; what has caches does
+
+
+Timed = tuple[int, int, float]  # rows, drafts of each that are verified and made, seconds
+
+
+class Timings(NamedTuple):
+    """What steps took at start.
+
+    is_padded: what lies between two numbers of drafts takes what the larger one does, as where recorded steps
+    are replayed.
+    """
+
+    is_padded: bool = False
+    steps: tuple[Timed, ...] = ()
+
+
+UNTIMED = Timings()

@@ -19,8 +19,9 @@ def num_foretold(token_ids: NDArray[np.int32]) -> int:
     if len(tokens) < NUM_TOKENS + PAIR + 1:
         return 0
     pairs = tokens[:-1] << 32 | tokens[1:]
-    found = 0
-    for place in range(len(tokens) - NUM_TOKENS, len(tokens)):
-        before = np.flatnonzero(pairs[: place - PAIR] == pairs[place - PAIR])
-        found += len(before) > 0 and tokens[before[-1] + PAIR] == tokens[place]
-    return int(found)
+    places = np.arange(len(tokens) - NUM_TOKENS, len(tokens))
+    earlier = np.arange(len(tokens) - PAIR - 1)[::-1]  # the latest first
+    agrees = (pairs[earlier] == pairs[places - PAIR, None]) & (earlier < places[:, None] - PAIR)
+    at = agrees.argmax(axis=1)
+    is_right = agrees[np.arange(NUM_TOKENS), at] & (tokens[earlier[at] + PAIR] == tokens[places])
+    return int(np.count_nonzero(is_right))

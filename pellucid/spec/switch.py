@@ -16,12 +16,13 @@ from __future__ import annotations
 
 SHARE = 0.01  # of all time may be lost
 LEAST_SHARE = 1 / 4  # of it, after trials that found nothing
+REST = 8  # plain steps behind such a trial, and more as less is saved
 FIRST, MOST = 2.0, 16.0  # plain steps: in the account at first, and at most
 TRIAL = 0.5  # plain steps: to be there before drafts are made, and what a trial may lose that are not
 PAYS_WITHIN = 32  # plain steps: an answer is hardly shorter
 MOST_LENT = 64.0  # plain steps: lent to follow prompts, that drafts have not yet gained
 MOST_AHEAD = 32.0  # plain steps: gained by drafts and not yet lent, that are remembered
-LOOK = 1  # plain step, beside those under way
+LOOK = 3  # plain steps, beside those under way; the first one is not counted
 SOONEST, LATEST = 16, 512  # steps with drafts before another look, which costs half a hundredth between
 
 
@@ -39,10 +40,11 @@ class Switch:
         self.trial_steps = 0  # left of a trial, that verify drafts
         self.num_trials = 0
         self._before = FIRST  # credit, as the last one began
-        self.due, self._num_try = TRIAL, 1  # credit for the next one, and its steps
+        self.due = TRIAL  # credit for the next one
         self._is_known, self.is_resting = is_on, False  # has there been a trial; have drafts been given up?
         self._eagerness = 1.0  # share of SHARE that is saved
         self._num_entered = 0  # since a trial found nothing
+        self._rest = 0  # plain steps before the next one
         self._gained = self._owed = 0.0  # plain steps: by steps with drafts, and to steps with prompts
         self._since_look = 0  # steps with drafts
 
@@ -58,7 +60,7 @@ class Switch:
     @property
     def is_due(self) -> bool:
         """Is there enough for a trial?"""
-        return self.credit >= self.due
+        return self.credit >= self.due and not self._rest
 
     def entered(self, num_rows: int) -> None:
         """One more request, beside so many rows: it may be of another kind."""
@@ -78,32 +80,36 @@ class Switch:
     def may_follow(self, price: float, gain: float) -> bool:
         """Is a drafter to follow prompts, for so many plain steps?
 
-        gain: tokens for a plain step's time, as expected.  As long as nothing is known of drafts it must pay
-        for the price within some steps; if they pay, they must have paid for the prompts before; else the
-        account must have enough, which is saved up to that.
+        gain: tokens for a plain step's time, as expected.  Unless drafts have paid for all prompts before,
+        they must pay for what is lent within some steps.  Where they have been given up the account must
+        have enough, which is saved up to that.
         """
-        if not self._is_known:
-            return price <= PAYS_WITHIN * (gain - 1)
         if not self.is_resting:
-            return self.is_paid
+            lent = max(0.0, self._owed - self._gained)
+            return (self._is_known and not lent) or lent + price <= PAYS_WITHIN * (gain - 1)
         self._most = max(MOST, price + TRIAL)
         return self.credit >= price + TRIAL
 
-    def plan_trial(self, num_steps: int, extra: float) -> None:
-        """The next one has so many steps with drafts, each of which takes so many plain ones beside."""
-        self._num_try, self.due = num_steps, num_steps * extra
+    def may_try(self, price: float) -> bool:
+        """Is it time for a trial, of so many plain steps?  One that has grown too dear is put off."""
+        self.due = price
+        if self.is_trying:
+            self.is_on = self.is_due
+            self._is_known |= self.is_on
+        return self.is_trying
 
     def plain(self) -> None:
         """A plain step has come home."""
         self.passed(1.0)
         self.left, self._since_look = max(0, self.left - 1), 0
+        self._rest = max(0, self._rest - 1)
         if self.is_on or self.is_looking:
             return
         if self._is_known and not self.is_resting:
             self.is_on = self.credit > 0
         elif self.is_due and self._tries:
-            self.is_on = self._is_known = True
-            self.trial_steps, self._before = self._num_try, self.credit
+            self.is_on = True
+            self.trial_steps, self._before = 1, self.credit
             self.num_trials += 1
 
     def drafted(self, tokens: float, took: float, plain_seconds: float, *, has_drafts: bool) -> None:
@@ -165,6 +171,7 @@ class Switch:
         if self.is_resting:  # a trial has found nothing
             self._eagerness = max(self._eagerness / 2, LEAST_SHARE)
             self.credit = min(self.credit, self._before - TRIAL)
+            self._rest = round(REST / self._eagerness)
         else:  # what was lent for prompts is paid back, some of it
             debt = max(0.0, self._owed - max(0.0, self._gained))
             least = -MOST if self._is_known and debt > MOST_LENT else -FIRST

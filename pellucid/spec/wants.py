@@ -2,13 +2,12 @@
 
 The n-th draft of a sequence stands with rate ** n; those of trees share the chances of their depths
 (chances.py).  Each sequence teaches its rate: of the drafts that were looked at, how many stood; what nothing
-is known of goes by what others have taught.  What passes and drafts take of a step is measured (costs.py), in
-plain steps.  A draft is worth it that stands with at least the
-chance by which a row would have got a token meanwhile; of all numbers of passes the one is taken by which
-tokens for time are the most, of those that the account of what drafts have cost (switch.py) has enough for if
-all drafts fall.  If that is none, or the account is empty, nobody gets any, until a trial, in which some rows
-have a few.  A drafter that reads the text alone needs no trials: what it would have brought is read off the
-texts (echoes.py).
+is known of goes by what others have taught.  What steps with so many drafts take is known from the start, or
+guessed, and measured (costs.py), in plain steps.  Of all rows' drafts together those are taken that are worth
+most for their time (worth.py), no more than the account of what drafts have cost (switch.py) has enough for
+if all fall.  If that is no more than without, or the account is empty, nobody gets any, until a trial, in
+which some rows have a few.  A drafter that reads the text alone needs no trials: what it would have brought
+is read off the texts (echoes.py).
 
 A drafter with KV of its own runs behind every step while the switch is on, so that its KV stays whole; who
 runs or enters while it is off has none, and never wants drafts.  So it is not given up in doubt, nor at once
@@ -28,20 +27,17 @@ from numpy.typing import NDArray
 from pellucid.schedule.plan import Column
 from pellucid.schedule.step import SchedulerOptions, Step
 from pellucid.schedule.table import Table
-from pellucid.spec.chances import Chances
+from pellucid.spec.chances import Chances, Numbers
 from pellucid.spec.costs import StepCosts
-from pellucid.spec.drafter import Drafter
+from pellucid.spec.drafter import UNTIMED, Drafter, Timings
 from pellucid.spec.echoes import NUM_TOKENS, num_foretold
 from pellucid.spec.switch import Switch
+from pellucid.spec.worth import best_of, rates_of
 
-LEAST_CHANCE = 0.05  # of a draft, however cheap it is
-# What nothing is known of a sequence, as if so many of its drafts had been looked at.
-FIRST_TRIES, FIRST_RATE = 4.0, 0.7
-TRIES_A_ROW, MOST_TRIES = 0.25, 16.0
+FIRST_RATE = 0.7  # what nothing is known of
 FORGETTING = 7 / 8  # with each verification
 OTHERS = 16  # drafts: what was looked at so long ago in any sequence hardly counts any more
 AGAIN = 2  # steps with drafts, behind which is chosen anew
-STAYING = 1.02  # for as many passes as before: a step with more has as few drafts as the one before it
 AT_RISK = 3  # steps that are planned before the first of them has come home
 # Tokens beyond those of a plain step's time, for each doubling of the rows: rows with drafts end one by one,
 # and leave steps less full.
@@ -49,6 +45,7 @@ GAIN_A_DOUBLING = 0.015
 # Of a trial: at most so many rows, or a quarter; steps; and drafts; in each row as many as make a step longer
 # by no more than twice what one does, nor than half; and what is kept of what has been taught.
 TRIAL_ROWS, TRIAL_STEPS, TRIAL_DRAFTS, TRIAL_COST, TRIAL_MOST, KEPT_FOR_TRIAL = 16, 4, 32, 2.0, 0.5, 1 / 32
+LEAST_STEPS = 2  # for which the account must have enough
 # A drafter with KV may lose this part of what it has gained, lately, before it is given up; how fast that is
 # learnt and forgotten, with each choice.
 HOPE, HOPING, DESPAIRING = 0.1, 1 / 8, 1 / 64
@@ -67,6 +64,15 @@ class Load(NamedTuple):
     most_drafts: int  # that it verifies of a row
 
 
+class Trial(NamedTuple):
+    """What one is to be like.  Times in plain steps."""
+
+    num_drafts: int  # of each row
+    num_steps: int
+    took: float  # beside a plain step, by each
+    price: float  # to be in the account
+
+
 class Wants:
     """Writes the column `want`."""
 
@@ -78,6 +84,7 @@ class Wants:
         *,
         drafter: Drafter = Drafter.STATELESS,
         tree_depth: int = 0,
+        timings: Timings = UNTIMED,
     ) -> None:
         """most: drafts of a row.  cheap_tokens: 0 if every sequence is always to have so many.
 
@@ -86,27 +93,32 @@ class Wants:
         keeps_kv, self._reads_text = drafter is Drafter.KEEPS_KV, drafter is Drafter.READS_TEXT
         most = 0 if drafter is Drafter.NONE else most
         self._table, self._most = table, most
-        self._passes, self._chances = np.arange(1.0, 1 + most), Chances(most, tree_depth)
+        self._chances = Chances(most, tree_depth)
         # With forgetting: drafts that were looked at, up to the first that fell, and those that stood.
         self._tries: NDArray[np.float64] = np.zeros(len(table.want))
         self._hits = self._tries.copy()
         self._is_learning = most > 0 and cheap_tokens > 0
         self.switch = Switch(tries=not self._reads_text)
-        self.costs = StepCosts(cheap_tokens, takes_passes=keeps_kv)
+        self.costs = StepCosts(most, cheap_tokens, timings, takes_passes=keeps_kv)
         self._keeps_kv = keeps_kv
         self._has_lost = np.zeros(len(table.want), dtype=bool)  # the drafter's KV
         self._is_followed = self._has_lost.copy()  # prompts of which a part was planned with the drafter
         self._proposes, self._num_proposed = False, 0  # the last plan
+        self._rests = False  # nobody had drafts in the last plan, nor wanted any
         self._loads: deque[Load] = deque()  # of plans under way
         self._took: tuple[Load, float] | None = None
         # Of any sequence's drafts, with forgetting.
         self._all_tries = self._all_hits = 0.0
         self.has_switched = False  # the switch, or enough has been learnt: it is time to choose
         self._num_drafting = 0  # steps with drafts since the last choice
+        self._waits = False  # somebody, for a slot
+        self._counting = 1.0  # share of the tokens that drafts bring: see `choose`
+        self._was_plain = False  # the last step that has come home
         self._was_trying, self._num_chosen = False, 1  # when it was last chosen; for how many rows
         self._num_to_try = 0  # steps of a trial that are to be planned
         self._num_tried = 0  # the last trial that anybody takes part in
         self._num_looks = 0  # at texts
+        self._trials: dict[tuple[int, int], Trial] = {}  # until costs are known better
         self._num_rows = 1  # of the last plan
         self._gain = 1.0  # tokens for a plain step's time, as was expected when it was last chosen
         self._usual_gain = 1.0  # while drafts paid
@@ -119,10 +131,12 @@ class Wants:
             options.cheap_tokens,
             drafter=options.drafter,
             tree_depth=options.tree_depth,
+            timings=options.timings,
         )
 
     def begin(self, slot: int) -> None:
         """A sequence enters."""
+        self._rests = False
         self._tries[slot] = self._hits[slot] = 0.0
         if not self._is_learning:
             self._table.want[slot] = self._most
@@ -133,6 +147,11 @@ class Wants:
         self._table.want[slot] = 0
         if self.switch.is_on and not self.switch.is_trying:
             self._table.want[slot] = self._worth(np.array([slot]), self._num_rows)[1][0]
+
+    def rests(self, step: Step) -> bool:
+        """Will this plan have no drafts, as the last one, nor want any?"""
+        is_idle = self._rests and not self.switch.is_on and not step.chunks
+        return is_idle and not np.count_nonzero(self._table.drafts[step.decodes])
 
     @property
     def _may_follow(self) -> bool:
@@ -186,6 +205,10 @@ class Wants:
         """A plan is complete."""
         if not self._is_learning:
             return
+        if self.rests(step):
+            self._num_rows = step.num_rows or 1
+            self._loads.append(Load(step.num_rows, 0, 0, 0, len(step.decodes), 0, 0))
+            return
         most_drafts = self._num_proposed if step.num_drafts else 0
         self._proposes, self._num_proposed = step.num_propose > 0, step.num_propose
         if self._keeps_kv and not self._proposes:
@@ -200,6 +223,8 @@ class Wants:
             self._num_to_try -= 1
             if not self._num_to_try:
                 self._table.want[sampled] = 0  # until it is judged
+        has_drafts = self._proposes or step.num_drafts > 0 or self._table.want[sampled].any()
+        self._rests = not (has_drafts or self.switch.is_looking or step.chunks)
         self._num_rows = max(1, step.num_rows)
         num_tokens = step.num_tokens if step.chunks else 0
         counts = step.num_rows, step.num_drafts, step.num_propose, num_tokens
@@ -216,6 +241,12 @@ class Wants:
             return
         (load, seconds), self._took = self._took, None
         switch, was = self.switch, (self.switch.is_on, self.switch.is_trying)
+        was_plain, self._was_plain = self._was_plain, not (load.num_tokens or load.passes or load.num_drafts)
+        if self._was_plain:
+            switch.plain()
+            self.costs.add_plain(load.num_rows, seconds, is_usual=was_plain)
+            self.has_switched |= switch.is_on != was[0]
+            return
         plain = self.costs.plain_seconds(load.num_rows) if load.num_rows else None
         if load.num_tokens:
             switch.passed(seconds / plain if plain else 0.0)
@@ -224,19 +255,18 @@ class Wants:
                 if load.passes:
                     took = self.costs.prompts(load.num_rows, load.num_tokens)
                     switch.followed(took, self._gained_beside_prompts(load, num_new), plain)
-        elif not load.passes and not load.num_drafts:
-            switch.plain()
-            self.costs.add_plain(load.num_rows, seconds)
         elif load.num_rows and num_new:
             drafts = load.num_drafts / load.num_rows
             passes = load.passes or load.most_drafts  # a recorded step makes them all, wanted or not
-            is_usual = passes >= load.most_drafts
+            is_usual = load.passes >= load.most_drafts
+            self._trials.clear()
             took = self.costs.add(load.num_rows, passes, drafts, seconds, is_usual=is_usual)
             if took is None or plain is None:
                 switch.look()
             else:
                 self._num_drafting += not switch.is_trying
-                switch.drafted(num_new / load.num_rows, took, plain, has_drafts=load.num_drafts > 0)
+                tokens = 1 + (num_new / load.num_rows - 1) * self._counting
+                switch.drafted(tokens, took, plain, has_drafts=load.num_drafts > 0)
                 gain = self._gain if self.costs.is_known(load.num_rows) else 1.0
                 if switch.is_on and not switch.is_trying and switch.is_stale(gain):
                     switch.look()
@@ -248,9 +278,8 @@ class Wants:
         """Plain steps of those that decode, as far as it is known what their drafts take."""
         if not load.num_decodes:
             return 0.0
-        passes, drafts = np.array([[load.passes], [load.num_drafts / load.num_decodes]])
-        tokens = (num_new - load.num_joining) / load.num_decodes
-        return tokens - 1 - float(self.costs.extra(load.num_decodes, passes, drafts)[0])
+        tokens, drafts = (num_new - load.num_joining) / load.num_decodes, load.num_drafts / load.num_decodes
+        return tokens - 1 - float(self.costs.extra(load.num_decodes, load.passes, np.array([drafts]))[0])
 
     def learn(self, slots: Column, draft: Column, num_new: NDArray[np.int32]) -> None:
         """Rows with so many drafts, or none, have yielded so many tokens."""
@@ -266,9 +295,13 @@ class Wants:
         self._all_tries = kept * self._all_tries + num
         self._all_hits = kept * self._all_hits + float(hits.sum())
 
-    def choose(self, slots: Column) -> None:
-        """Those that run want as many from now on as they are worth."""
-        self.has_switched, self._num_drafting = False, 0
+    def choose(self, slots: Column, *, waits: bool | None = None) -> None:
+        """Those that run want as many from now on as they are worth.
+
+        waits: does anybody for a slot?  Then tokens count, whosever they are; else how soon all answers end.
+        """
+        self.has_switched, self._num_drafting, self._rests = False, 0, False
+        self._waits = self._waits if waits is None else waits
         if not self._is_learning or not len(slots):
             return
         switch, want = self.switch, self._table.want
@@ -291,31 +324,41 @@ class Wants:
         """Say what a trial takes; in one, have its rows want drafts."""
         stride = -(-len(able) // max(TRIAL_ROWS, num_rows // 4)) or 1
         some = able[self.switch.num_trials % stride :: stride]  # by turns, so that all get on
-        num_trying, passes, costs = max(1, len(some)), self._passes, self.costs
-        # Recorded steps may take as long with drafts of a few rows as with those of all.
-        extra = costs.extra(num_rows, passes, passes) + costs.surprise(num_rows, passes)
-        num = max(1, int(np.count_nonzero(extra <= min(TRIAL_COST * extra[0], TRIAL_MOST))))
-        num_steps = min(TRIAL_STEPS, 1 + TRIAL_DRAFTS // (num * num_trying))
-        if not self.switch.is_trying:
-            extra = costs.extra(num_rows, passes, passes * (num_trying / num_rows))
-            self.switch.plan_trial(num_steps, float(extra[num - 1]))
-            return
-        if not len(some):
+        num, num_steps, took, price = self._trial_of(max(1, len(some)), num_rows)
+        if not self.switch.may_try(price) or not len(some):
             return
         # What is known of drafts may hold no more.
         self._all_tries *= KEPT_FOR_TRIAL
         self._all_hits *= KEPT_FOR_TRIAL
         self._tries[able] *= KEPT_FOR_TRIAL
         self._hits[able] *= KEPT_FOR_TRIAL
-        self._table.want[some] = num
+        self._table.want[some], self._counting = num, 1.0
+        # A trial is as long as the account has enough for; one step more makes drafts and verifies none.
+        num_steps = max(1, min(num_steps, int(self.switch.credit / max(took, 1e-9)) - 1))
         self.switch.trial_steps = self._num_to_try = num_steps
         self._num_tried = self.switch.num_trials
+
+    def _trial_of(self, num_trying: int, num_rows: int) -> Trial:
+        known = self._trials.get((num_trying, num_rows))
+        if known is not None:
+            return known
+        costs, numbers = self.costs, self.costs.numbers
+        # Recorded steps may take as long with drafts of a few rows as with those of all.
+        extra = [costs.extra(num_rows, num, np.array([float(num)]))[0] for num in numbers]
+        most = min(TRIAL_COST * extra[0], TRIAL_MOST)
+        num = max(num for num, took in zip(numbers, extra, strict=True) if num == 1 or took <= most)
+        num_steps = min(TRIAL_STEPS, 1 + TRIAL_DRAFTS // (num * num_trying))
+        took = float(costs.extra(num_rows, num, np.array([num * num_trying / num_rows]))[0])
+        best, _ = self._best(self._chances.of(np.ones(1)), num_rows, math.inf)
+        price = (1 + min(num_steps, LEAST_STEPS)) * took if best > 1 + self._margin(num_rows) else math.inf
+        trial = self._trials[num_trying, num_rows] = Trial(num, num_steps, took, price)
+        return trial
 
     def _as_many_as_pay(self, able: Column, num_rows: int) -> Column | int:
         """By rows; none, and given up, if they pay nowhere."""
         switch, is_proven = self.switch, not self._was_trying
         self._gain, worth = self._worth(able, num_rows)
-        least = 1 + GAIN_A_DOUBLING * math.log2(num_rows)
+        least = 1 + self._margin(num_rows)
         if self._keeps_kv:
             least -= self._doubt(able) + HOPE * (self._usual_gain - 1) * is_proven
         if self._gain < least:
@@ -326,6 +369,10 @@ class Wants:
             more = self._gain - self._usual_gain
             self._usual_gain += more * (HOPING if more > 0 else DESPAIRING)
         return worth if worth.any() else 1
+
+    @staticmethod
+    def _margin(num_rows: int) -> float:
+        return GAIN_A_DOUBLING * math.log2(num_rows)
 
     def _doubt(self, slots: Column) -> float:
         """The standard deviation of their mean rate, if it is what they have taught."""
@@ -350,21 +397,16 @@ class Wants:
 
         So a drafter that most rows have no KV of is kept, until they have left or the account is empty.
         """
-        first = (self._all_hits + FIRST_RATE) / (self._all_tries + 1)
-        tries = min(FIRST_TRIES + TRIES_A_ROW * num_rows, MOST_TRIES)
-        rates = (self._hits[slots] + tries * first) / (self._tries[slots] + tries)
-        chances = self._chances.of(np.minimum(rates, 1.0))  # [rows, drafts]
-        costs, passes = self.costs, self._passes
-        # What a row would have got meanwhile goes by the last choice.
-        is_worth = chances >= max(LEAST_CHANCE, float(costs.parts(num_rows)[2]) * self._gain)
-        tokens = 1 + np.where(is_worth, chances, 0.0).mean(axis=0).cumsum()
-        extra = costs.extra(num_rows, passes, is_worth.mean(axis=0).cumsum())
-        risk = AT_RISK * (extra + costs.surprise(num_rows, passes))
-        is_dear = risk > self.switch.credit
-        is_dear[0] = False
-        gain = float(np.max(np.where(is_dear, 0.0, tokens / (1 + extra))))
-        hoped = np.where(is_dear, 0.0, tokens / (1 + costs.hoped(num_rows, passes, extra)))
-        if self._num_proposed:
-            hoped[self._num_proposed - 1] *= STAYING
-        best = int(np.argmax(hoped))
-        return gain, np.count_nonzero(is_worth[:, : best + 1], axis=1).astype(np.int64)
+        first = min(1.0, (self._all_hits + FIRST_RATE) / (self._all_tries + 1))
+        rates = rates_of(self._tries[slots], self._hits[slots], first)
+        return self._best(self._chances.of(rates), num_rows, self.switch.credit)
+
+    def _best(self, chances: Numbers, num_rows: int, credit: float) -> tuple[float, Column]:
+        """The same for rows whose drafts stand with these chances, [rows, drafts], at the risk of so much."""
+        numbers = self.costs.numbers if self._keeps_kv else [self._most]
+        best = best_of(
+            chances, self.costs, numbers, num_rows, credit / AT_RISK,
+            waits=self._waits, proposed=self._num_proposed,
+        )  # fmt: skip
+        self._counting = best.counting
+        return best.gain, best.drafts

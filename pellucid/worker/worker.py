@@ -44,8 +44,9 @@ from pellucid.schedule.plan import StepPlan
 from pellucid.sleep.state import KV_CACHE, WEIGHTS
 from pellucid.sleep.weights import HostWeights
 from pellucid.spec.base import DraftShape, Proposer, check_needs
-from pellucid.spec.drafter import Drafter
+from pellucid.spec.drafter import Drafter, Timings
 from pellucid.spec.registry import PROPOSERS, VERIFIERS
+from pellucid.spec.timing import time_steps
 from pellucid.worker import memory
 from pellucid.worker.abridged import Abridged
 from pellucid.worker.device_step import DeviceStep, Forward, StageStep, tell_nobody
@@ -126,6 +127,9 @@ class Worker:
             self._tell("recording CUDA graphs")
         self.runner.launcher.capture()
         phases.end("graphs")
+        all_or_one = self._is_recorded and self._drafter is Drafter.KEEPS_KV
+        timed = time_steps(self.runner, self.resolved, self.layout.pages_a_block, all_or_one=all_or_one)
+        self.capacity = replace(self.capacity, timings=Timings(self._is_recorded, tuple(timed)))
         self.pace.begin(self.links, site.address, self.resolved.user.parallel.worker_timeout)
         logger.info("%s; KV cache: %s", phases, self.layout.describe(num_pages))
         self.late.begin()
@@ -260,6 +264,7 @@ class Worker:
         step = self._make_step(forward, sampler, proposer)
         features = self._make_features(target, sampler, slots)
         shapes = self._recorded_shapes(target, proposer.shape)
+        self._is_recorded = len(shapes) > 0
         launcher = self._make_launcher(EagerLauncher(step, inputs), shapes, state, features)
         self.runner = ModelRunner(
             slots, state, inputs, launcher, handover, features, num_stages=self.mesh.pp, proposer=proposer

@@ -27,7 +27,8 @@ from pellucid.sampling_params import SamplingParams
 from pellucid.schedule.plan import StepPlan, StepResult, ints
 from pellucid.schedule.scheduler import Scheduler
 from pellucid.schedule.step import SchedulerOptions
-from pellucid.spec.drafter import Drafter
+from pellucid.spec.costs import kinds_to_time
+from pellucid.spec.drafter import UNTIMED, Drafter, Timed, Timings
 from pellucid.types import Request
 
 BLOCK = 64  # tokens
@@ -51,6 +52,7 @@ class Machine:
     max_rows: int = 256  # of recorded steps, to whose shapes others are padded; 0: none are recorded
     noise: float = 0.02
     held_up: float = 0.002  # share of steps that something else holds up, which counts for nothing else
+    cold: float = 0.0  # a step behind one of another kind takes so much longer, as caches hold other things
 
     def milliseconds(self, num_rows: int, drafts: Numbers, num_tokens: int, num_propose: int) -> float:
         """num_rows: that decode.  drafts: that rows verify.  num_tokens: of all rows, drafts included."""
@@ -65,6 +67,15 @@ class Machine:
             took += self.running[0] + self.running[1] * num_tokens
             took += (num_propose - 1) * (self.each_pass[0] + self.each_pass[1] * num_rows)
         return took
+
+    def timed(self, most_rows: int) -> tuple[Timed, ...]:
+        """What an engine finds at start."""
+        all_or_one = self.max_rows > 0 and self.drafter is Drafter.KEEPS_KV
+        kinds = kinds_to_time(most_rows, self.most, all_or_one=all_or_one)
+        return tuple(
+            (rows, num, self.milliseconds(rows, np.full(rows, num), rows * (1 + num), num) / 1000)
+            for rows, num in kinds
+        )
 
     def recorded(self, num_rows: int, num_tokens: int, num_drafts: int) -> StepShape:
         """What a step replays in which a row has, or is to have, so many drafts; it makes all its passes."""
@@ -87,7 +98,22 @@ H200 = Machine(
     forward=(3.83, 4.0, 4.1, 4.5, 5.05, 7.2, 13.0, 22.6, 42.0, 357.0),
     query=0.0075,
 )
-SPROUT = Machine(tokens=(0, 20000), forward=(4.7, 4704.7), cheap_tokens=20, max_rows=0, noise=0.03)
+# The bundled model on two cores, as measured; each step its own way, and the clock less steady.
+SPROUT = Machine(
+    tokens=(1, 2, 4, 8, 16, 32, 64, 128, 192, 320, 20320),
+    forward=(2.6, 3.0, 3.4, 3.6, 4.4, 7.8, 11.8, 18.1, 23.2, 33.5, 1633.5),
+    cheap_tokens=27,
+    max_rows=0,
+    noise=0.06,
+    held_up=0.005,
+)
+# The same on Zen 5, behind faster products.
+ZEN5 = replace(
+    SPROUT,
+    tokens=(1, 5, 8, 16, 32, 40, 64, 128, 320, 20320),
+    forward=(1.12, 1.45, 1.46, 1.9, 2.9, 3.4, 5.6, 9.5, 22.0, 1400.0),
+    cold=0.25,
+)
 MACHINES = {
     "eagle3": replace(
         H200, running=(0.25, 0.0008), each_pass=(0.2, 0.0012), most=3, drafter=Drafter.KEEPS_KV
@@ -102,9 +128,15 @@ MACHINES = {
     "suffix": replace(H200, running=(0.05, 0.0002), most=7),
     "suffix, 15": replace(H200, running=(0.05, 0.0002), most=15),
     "ngram": replace(H200, running=(0.02, 0.0001), drafter=Drafter.READS_TEXT),
-    "eagle3 on a CPU": replace(SPROUT, running=(1.2, 0.02), each_pass=(0.9, 0.05), drafter=Drafter.KEEPS_KV),
-    "medusa on a CPU": replace(SPROUT, running=(0.4, 0.02), most=3),
-    "ngram on a CPU": replace(SPROUT, running=(0.2, 0.01), drafter=Drafter.READS_TEXT),
+    "eagle3 on a CPU": replace(
+        SPROUT, running=(0.6, 0.012), each_pass=(0.65, 0.04), drafter=Drafter.KEEPS_KV
+    ),
+    "medusa on a CPU": replace(SPROUT, running=(0.8, 0.008), most=3),
+    "suffix on a CPU": replace(SPROUT, running=(0.2, 0.02)),
+    "ngram on a CPU": replace(SPROUT, running=(0.2, 0.005), drafter=Drafter.READS_TEXT),
+    "eagle3 on Zen 5": replace(ZEN5, running=(0.6, 0.005), each_pass=(0.42, 0.04), drafter=Drafter.KEEPS_KV),
+    "suffix on Zen 5": replace(ZEN5, running=(0.2, 0.01)),
+    "ngram on Zen 5": replace(ZEN5, running=(0.1, 0.003), drafter=Drafter.READS_TEXT),
 }
 
 
@@ -172,6 +204,7 @@ class Run:
             num_spec=most,
             cheap_tokens=machine.cheap_tokens if is_adaptive else 0,
             drafter=machine.drafter if most else Drafter.NONE,
+            timings=Timings(machine.max_rows > 0, machine.timed(work.rows)) if is_adaptive else UNTIMED,
         )
         num_pages = work.rows * -(-(max_len + 2 * most) // BLOCK) + work.rows + 8
         kv = KVManager(
@@ -191,6 +224,7 @@ class Run:
         self.waves: list[float] = []  # tokens a second, of each
         self._inflight: deque[tuple[StepPlan, StepResult, float, float]] = deque()
         self._rates: dict[int, NDArray[np.float64]] = {}  # of sequences
+        self._kind = (False, False, False)  # of the last step: has it the drafter, drafts, prompts
         self._wave_rates, self._seconds = work.rates[0], 0.0  # of the wave: how long it has run
         for number, rates in enumerate(work.rates):
             self._wave(number, rates)
@@ -271,6 +305,9 @@ class Run:
         num_decodes = int((query - draft == 1).sum())
         took = self.machine.milliseconds(num_decodes, draft, plan.num_tokens, plan.num_propose) / 1000
         took *= max(0.5, self._clock.normal(1, self.machine.noise))
+        kind = plan.num_propose > 0, bool(draft.any()), plan.num_tokens > num_decodes + draft.sum()
+        took *= 1 + self.machine.cold * (kind != self._kind)
+        self._kind = kind
         seen = took * (3 if self._clock.random() < self.machine.held_up else 1)
         result = StepResult(
             plan_id=plan.id,
@@ -323,6 +360,7 @@ TASKS = {
     "0.5": constant(0.5),
     "0.2": constant(0.2),
     "0": constant(0.0),
+    "mixed": mixed(0.9, 0.5, 0.0),
     "mixed, behind a queue": mixed(0.9, 0.5, 0.0),
     "turns of 32": turns(32, 0.8, 0.5, 0.2),
     "turns of 96": turns(96, 0.9, 0.1),

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from pellucid.spec.switch import FIRST, LOOK, MOST, MOST_AHEAD, MOST_LENT, PAYS_WITHIN, SHARE, TRIAL, Switch
+from pellucid.spec.switch import (
+    FIRST,
+    LOOK,
+    MOST,
+    MOST_AHEAD,
+    MOST_LENT,
+    PAYS_WITHIN,
+    REST,
+    SHARE,
+    TRIAL,
+    Switch,
+)
 
 
 def plain(switch: Switch, num_steps: int) -> int:
@@ -25,8 +36,9 @@ def fail(switch: Switch) -> None:
 
 def test_first_is_a_look_then_a_trial() -> None:
     switch = Switch()
-    switch.plan_trial(5, 0.1)
-    assert plain(switch, 100) == LOOK and switch.is_trying
+    assert not switch.may_try(0.5)
+    assert plain(switch, 100) == LOOK and switch.may_try(0.5)
+    switch.trial_steps = 5
     for _ in range(3):
         switch.drafted(1.0, 1.1, 0.01, has_drafts=False)  # the proposer alone
     for _ in range(5):
@@ -42,19 +54,33 @@ def test_first_is_a_look_then_a_trial() -> None:
 
 def test_a_trial_waits_for_what_it_takes() -> None:
     switch = Switch()
-    switch.plan_trial(4, 0.75)
+    switch.may_try(3.0)
     assert plain(switch, 1000) == pytest.approx((3 - FIRST) / SHARE, abs=2)
+    assert not switch.may_try(4.0) and not switch.is_on, "it has grown dearer, and is put off"
+    assert plain(switch, 1000) == pytest.approx(1 / SHARE, abs=2) and switch.may_try(4.0)
 
 
 def test_trials_that_find_nothing_do_not_follow_each_other_because_their_own_tokens_pay_for_them() -> None:
     switch = Switch()
     switch.give_up()
-    switch.plan_trial(4, 0.5)
+    switch.may_try(2.0)
     plain(switch, 100)
     while switch.is_trying:
         switch.drafted(1.5, 1.5, 0.01, has_drafts=True)
     switch.give_up()
     assert plain(switch, 1000) >= TRIAL / SHARE
+
+
+def test_behind_a_trial_that_finds_nothing_are_plain_steps_also_if_the_account_is_full() -> None:
+    switch = Switch()
+    switch.give_up()
+    switch.may_try(1.0)
+    switch.credit, waits = MOST, list[int]()
+    plain(switch, 10)
+    for _ in range(3):
+        fail(switch)
+        waits.append(plain(switch, 100))
+    assert waits == [2 * REST, 4 * REST, 4 * REST]
 
 
 def test_an_empty_account_ends_drafts() -> None:
@@ -65,9 +91,10 @@ def test_an_empty_account_ends_drafts() -> None:
         switch.drafted(1.0, 1.5, 0.01, has_drafts=True)
         num_steps += 1
     assert num_steps == pytest.approx(FIRST / 0.49, abs=1)
-    switch.plan_trial(100, 0.005)
+    switch.may_try(0.5)
     debt = -switch.credit
     assert plain(switch, 10_000) == pytest.approx((0.5 + debt) / SHARE, abs=2)
+    switch.trial_steps = 100
     while switch.is_on:
         switch.drafted(1.0, 1.1, 0.01, has_drafts=True)
     assert switch.credit == pytest.approx(-TRIAL, abs=0.1)
@@ -88,7 +115,7 @@ def test_prompts_are_followed_at_first_if_drafts_may_soon_pay_for_it() -> None:
 
 def test_trials_that_find_nothing_grow_rare_until_others_run() -> None:
     switch = Switch()
-    switch.plan_trial(4, 0.5)
+    switch.may_try(2.0)
     plain(switch, 100)
     fail(switch)
     waits = list[int]()
@@ -104,9 +131,10 @@ def test_trials_that_find_nothing_grow_rare_until_others_run() -> None:
 def test_what_a_drafter_takes_of_prompts_is_lent_until_drafts_pay_or_do_not() -> None:
     switch = Switch(is_on=True)
     switch.followed(1.0)
-    assert switch.credit == FIRST and not switch.may_follow(0.1, 2.0)
+    assert switch.credit == FIRST and not switch.may_follow(0.1, 1.03)
+    assert switch.may_follow(0.1, 1.04), "drafts may soon pay for both"
     switch.drafted(2.5, 1.3, 0.01, has_drafts=True)
-    assert switch.may_follow(0.1, 2.0), "it has been paid for"
+    assert switch.may_follow(0.1, 1.0), "it has been paid for"
     switch.followed(1.2)
     switch.give_up()
     assert switch.credit == pytest.approx(FIRST + SHARE + 1.2 - 1.0)

@@ -1,0 +1,82 @@
+"""What steps take, timed at start: plain ones, and those that verify and make drafts.
+
+wants.py goes by it, so that it need not be found out while requests wait.  Rows go on and on, as those of
+requests do, one step launched while the one before it runs; all of them read and write page 0 alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import groupby, pairwise
+from operator import itemgetter
+
+from msgspec.structs import replace
+
+from pellucid.resolve import Resolved
+from pellucid.schedule.plan import StepPlan, ints
+from pellucid.spec.costs import kinds_to_time
+from pellucid.spec.drafter import Timed
+from pellucid.worker.runner import ModelRunner
+from pellucid.worker.warm_up import Part, step_of
+
+NUM_STEPS = 4  # of a kind; between each two of them a time is taken, and the shortest counts
+MOST_ROWS, MOST_TOKENS = 256, 4096  # of a step
+MOST_SECONDS = {"cuda": 1.0, "cpu": 0.3}  # for all; a kind that is begun is seen twice
+
+
+def time_steps(
+    runner: ModelRunner[object], resolved: Resolved, pages_a_block: int, *, all_or_one: bool
+) -> Iterator[Timed]:
+    """Where drafts are to be as many as they are worth, and no other rank must be asked.
+
+    More drafts take no less.  all_or_one: recorded steps make one pass of the drafter, or all.
+    """
+    num_drafts, parallel = runner.slots.shape.num_drafts, resolved.user.parallel
+    end = time.perf_counter() + MOST_SECONDS[resolved.platform.device]
+    is_alone = parallel.tensor_parallel_size * parallel.pipeline_parallel_size == 1
+    if not (num_drafts and resolved.speculative.is_adaptive and is_alone):
+        return
+    kinds = kinds_to_time(min(resolved.max_num_seqs, MOST_ROWS), num_drafts, all_or_one=all_or_one)
+    for num_rows, same in groupby(kinds, key=itemgetter(0)):
+        timed = dict[int, float]()
+        for _, num in same:
+            fits = num_rows * (1 + num) <= min(MOST_TOKENS, resolved.max_num_batched_tokens)
+            if fits and length_of(num) < resolved.max_model_len and time.perf_counter() < end:
+                timed[num] = quickest(runner, first_of(num_rows, num, resolved, pages_a_block), end)
+        for num in timed:
+            yield num_rows, num, min(seconds for more, seconds in timed.items() if more >= num)
+        if time.perf_counter() > end:
+            return
+
+
+def length_of(num_drafts: int) -> int:
+    """Most tokens that a row has in the end, with drafts."""
+    return (2 + NUM_STEPS) * (1 + num_drafts)
+
+
+def first_of(num_rows: int, num_drafts: int, resolved: Resolved, pages_a_block: int) -> StepPlan:
+    """The first step of such rows, which have pages for those behind it."""
+    length = length_of(num_drafts)
+    plan = step_of([Part(1 + num_drafts, num_drafts)] * num_rows, resolved, pages_a_block, asked=0)
+    pages = ints([0] * (-(-(length + 1) // resolved.block_size) * pages_a_block))
+    admitted = [replace(new, limit=length, pages=pages) for new in plan.admitted]
+    return replace(plan, num_propose=num_drafts, admitted=admitted)
+
+
+def quickest(runner: ModelRunner[object], first: StepPlan, end: float) -> float:
+    """Seconds of a step like it.  end: of the time for it, on the clock."""
+    again, times = replace(first, admitted=[]), list[float]()
+    pending = runner.execute(first)
+    for _ in range(NUM_STEPS):
+        following = runner.execute(again)
+        pending.wait()
+        times.append(time.perf_counter())
+        pending = following
+        if times[-1] > end and len(times) > 1:
+            break
+    pending.wait()
+    slots = first.rows.slots.tolist()
+    runner.slots.retire(slots)  # the proposer is not told: it need not remember them
+    runner.features.retire(slots)
+    return min(after - before for before, after in pairwise(times))

@@ -1,0 +1,91 @@
+"""What drafts are worth: of all rows' drafts together those that bring most for the time that they take.
+
+While others wait for a slot tokens count, whosever they are.  Where nobody waits it counts how soon all
+answers end: rows' tokens have the harmonic mean, in which the slowest rows weigh most, for drafts that help
+one row delay the others.  No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pellucid.spec.chances import Numbers
+from pellucid.spec.costs import StepCosts
+
+LEAST_CHANCE = 0.05  # of a draft, however cheap it is
+STAYING = 1.02  # for as many passes as before: a step with more verifies as few drafts as the one before it
+# As how many of a row's own drafts that have been looked at the rate of all counts.
+FIRST_TRIES, TRIES_A_ROW = 4.0, 0.25
+LEAST_TRIES, MOST_TRIES = 0.5, 16.0
+MANY = 4  # rows, of which it is told how much they differ
+
+
+class Worth(NamedTuple):
+    """Of the best number of passes."""
+
+    gain: float  # what they bring for a plain step's time; a plain step brings 1
+    drafts: NDArray[np.int64]  # [rows]
+    counting: float  # the share that counts of the tokens that they bring beyond one a row
+
+
+def rates_of(tries: Numbers, hits: Numbers, first: float) -> Numbers:
+    """With what chance drafts of rows stand, of which so many were looked at, and stood; first: of all."""
+    others = tries_of_others(tries, hits, first)
+    return np.minimum((hits + others * first) / (tries + others), 1.0)
+
+
+def tries_of_others(tries: Numbers, hits: Numbers, rate: float) -> float:
+    """As how many of its own drafts the rate of all counts for a row: the less, the more rows differ.
+
+    So many tries has a beta distribution with the spread of their rates, less what is chance in it.
+    """
+    most = min(FIRST_TRIES + TRIES_A_ROW * len(tries), MOST_TRIES)
+    seen = tries >= 1
+    if np.count_nonzero(seen) < MANY:
+        return most
+    tries, chance = tries[seen], rate * (1 - rate)
+    spread = float(np.mean((hits[seen] / tries - rate) ** 2 - chance / tries))
+    return min(most, max(LEAST_TRIES, chance / spread - 1)) if spread > 0 else most
+
+
+def best_of(  # noqa: PLR0913
+    chances: Numbers,
+    costs: StepCosts,
+    numbers: Sequence[int],
+    num_rows: int,
+    at_risk: float,
+    *,
+    waits: bool,
+    proposed: int,
+) -> Worth:
+    """chances: [rows, drafts], that each stands.  numbers: of drafts that may be made for each row.
+
+    num_rows: that run, perhaps more than these, which stand for all.  at_risk: plain steps that one may take
+    beside.  waits: does anybody, for a slot?  proposed: drafts that the last step has made for each row.
+    """
+    num_slots = len(chances)
+    at_risk = max(at_risk, costs.extra(num_rows, 1, np.ones(1))[0])
+    found, gain, at_best = Worth(0.0, np.zeros(num_slots, dtype=np.int64), 1.0), 0.0, 0.0
+    tokens = 1 + chances.cumsum(axis=1)
+    worth = chances if waits else 1 / (tokens - chances) - 1 / tokens  # of each draft behind those before it
+    for num in numbers:
+        chance, each = chances[:, :num].ravel(), worth[:, :num].ravel()
+        order = np.argsort(-each, kind="stable")
+        mean = each[order].cumsum() / num_slots
+        brings = 1 + mean if waits else 1 / (1 - mean)
+        extra = costs.extra(num_rows, num, np.arange(1, 1 + len(order)) / num_slots)
+        gains = np.where(extra > at_risk, 0.0, brings / (1 + extra))
+        best = int(np.argmax(gains))
+        gain = max(gain, float(gains[best]))
+        hoped = gains[best] * (STAYING if num == proposed else 1)
+        if hoped > at_best:
+            at_best, chosen = hoped, order[: 1 + best]
+            more = float(chance[chosen].sum()) / num_slots
+            chosen = chosen[chance[chosen] >= LEAST_CHANCE]
+            drafts = np.bincount(chosen // num, minlength=num_slots)
+            found = Worth(gain, drafts, (float(brings[best]) - 1) / max(more, 1e-9))
+    return found._replace(gain=gain)
