@@ -71,12 +71,12 @@ class StepCosts:
         self._knots = np.array([0.0, *self.numbers])
         self._crowds: dict[int, Crowd] = {}
         self._a_prompt_token = [0.0, 0.0]  # seconds, without the proposer and with it
-        for num_rows, num, seconds in sorted(timed):
+        for num_rows, verified, made, seconds in sorted(timed):
             crowd = self._crowd(num_rows)
-            if not num:
+            if not made:
                 crowd.plain.append(seconds)
             elif crowd.plain:
-                place = self._place(num)
+                place = self._place(verified)
                 crowd.correct(place, seconds / crowd.plain[0] - 1 - crowd.beside[place])
                 crowd.is_seen = True
 
@@ -207,8 +207,14 @@ def numbers_of(most: int, *, all_or_one: bool) -> list[int]:
     return sorted({1, most} if all_or_one else {*(num for num in NUMBERS if num < most), most})
 
 
-def kinds_to_time(most_rows: int, most: int, *, all_or_one: bool) -> list[tuple[int, int]]:
-    """(rows, drafts of each, perhaps none): steps that stand for all others, the most telling ones first."""
+def kinds_to_time(
+    most_rows: int, most: int, *, all_or_one: bool = False, is_padded: bool = False
+) -> list[tuple[int, int, int]]:
+    """(rows, drafts of each that are verified, and made): steps that stand for all others.
+
+    The most telling ones come first.  Where steps are padded the proposer alone takes what one draft does.
+    """
     powers = [1 << i for i in range(most_rows.bit_length())]
     rows = dict.fromkeys([*powers[::2], most_rows, *powers])
-    return [(n, num) for n in rows for num in (0, *numbers_of(most, all_or_one=all_or_one))]
+    each = [(0, 0), *[(0, 1)] * (not is_padded), *((n, n) for n in numbers_of(most, all_or_one=all_or_one))]
+    return [(num_rows, *numbers) for num_rows in rows for numbers in each]

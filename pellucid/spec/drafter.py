@@ -15,7 +15,13 @@ class Drafter(Enum):
     KEEPS_KV = "keeps KV"  # of its own, whole only if it runs behind every step; what has caches does
 
 
-Timed = tuple[int, int, float]  # rows, drafts of each that are verified and made, seconds
+class Timed(NamedTuple):
+    """A step, and what it took.  Of a plain one both numbers are 0; of the proposer alone the first one."""
+
+    num_rows: int
+    verified: int  # drafts of each row
+    made: int  # for each
+    seconds: float
 
 
 class Timings(NamedTuple):

@@ -26,26 +26,28 @@ MOST_SECONDS = {"cuda": 1.0, "cpu": 0.3}  # for all; a kind that is begun is see
 
 
 def time_steps(
-    runner: ModelRunner[object], resolved: Resolved, pages_a_block: int, *, all_or_one: bool
+    runner: ModelRunner[object], resolved: Resolved, pages_a_block: int, *, keeps_kv: bool, is_padded: bool
 ) -> Iterator[Timed]:
     """Where drafts are to be as many as they are worth, and no other rank must be asked.
 
-    More drafts take no less.  all_or_one: recorded steps make one pass of the drafter, or all.
+    More drafts take no less.  keeps_kv: does the drafter?  is_padded: are steps, to what is recorded?
     """
     num_drafts, parallel = runner.slots.shape.num_drafts, resolved.user.parallel
     end = time.perf_counter() + MOST_SECONDS[resolved.platform.device]
     is_alone = parallel.tensor_parallel_size * parallel.pipeline_parallel_size == 1
     if not (num_drafts and resolved.speculative.is_adaptive and is_alone):
         return
-    kinds = kinds_to_time(min(resolved.max_num_seqs, MOST_ROWS), num_drafts, all_or_one=all_or_one)
+    rows, all_or_one = min(resolved.max_num_seqs, MOST_ROWS), keeps_kv and is_padded
+    kinds = kinds_to_time(rows, num_drafts, all_or_one=all_or_one, is_padded=is_padded)
     for num_rows, same in groupby(kinds, key=itemgetter(0)):
-        timed = dict[int, float]()
-        for _, num in same:
-            fits = num_rows * (1 + num) <= min(MOST_TOKENS, resolved.max_num_batched_tokens)
-            if fits and length_of(num) < resolved.max_model_len and time.perf_counter() < end:
-                timed[num] = quickest(runner, first_of(num_rows, num, resolved, pages_a_block), end)
-        for num in timed:
-            yield num_rows, num, min(seconds for more, seconds in timed.items() if more >= num)
+        timed = dict[tuple[int, int], float]()
+        for _, verified, made in same:
+            fits = num_rows * (1 + verified) <= min(MOST_TOKENS, resolved.max_num_batched_tokens)
+            if fits and length_of(verified) < resolved.max_model_len and time.perf_counter() < end:
+                first = first_of(num_rows, verified, made, resolved, pages_a_block)
+                timed[verified, made] = quickest(runner, first, end)
+        for kind in timed:
+            yield Timed(num_rows, *kind, min(seconds for more, seconds in timed.items() if more >= kind))
         if time.perf_counter() > end:
             return
 
@@ -55,13 +57,13 @@ def length_of(num_drafts: int) -> int:
     return (2 + NUM_STEPS) * (1 + num_drafts)
 
 
-def first_of(num_rows: int, num_drafts: int, resolved: Resolved, pages_a_block: int) -> StepPlan:
+def first_of(num_rows: int, verified: int, made: int, resolved: Resolved, pages_a_block: int) -> StepPlan:
     """The first step of such rows, which have pages for those behind it."""
-    length = length_of(num_drafts)
-    plan = step_of([Part(1 + num_drafts, num_drafts)] * num_rows, resolved, pages_a_block, asked=0)
+    length = length_of(verified)
+    plan = step_of([Part(1 + verified, verified)] * num_rows, resolved, pages_a_block, asked=0)
     pages = ints([0] * (-(-(length + 1) // resolved.block_size) * pages_a_block))
     admitted = [replace(new, limit=length, pages=pages) for new in plan.admitted]
-    return replace(plan, num_propose=num_drafts, admitted=admitted)
+    return replace(plan, num_propose=made, admitted=admitted)
 
 
 def quickest(runner: ModelRunner[object], first: StepPlan, end: float) -> float:

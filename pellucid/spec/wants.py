@@ -32,7 +32,7 @@ from pellucid.spec.costs import StepCosts
 from pellucid.spec.drafter import UNTIMED, Drafter, Timings
 from pellucid.spec.echoes import NUM_TOKENS, num_foretold
 from pellucid.spec.switch import Switch
-from pellucid.spec.worth import best_of, rates_of
+from pellucid.spec.worth import Worth, best_of, rates_of
 
 FIRST_RATE = 0.7  # what nothing is known of
 FORGETTING = 7 / 8  # with each verification
@@ -117,7 +117,7 @@ class Wants:
         self._was_trying, self._num_chosen = False, 1  # when it was last chosen; for how many rows
         self._num_to_try = 0  # steps of a trial that are to be planned
         self._num_tried = 0  # the last trial that anybody takes part in
-        self._num_looks = 0  # at texts
+        self._num_looks = 0  # at texts, every other one of which is one
         self._trials: dict[tuple[int, int], Trial] = {}  # until costs are known better
         self._num_rows = 1  # of the last plan
         self._gain = 1.0  # tokens for a plain step's time, as was expected when it was last chosen
@@ -146,7 +146,7 @@ class Wants:
         self._is_followed[slot] = False
         self._table.want[slot] = 0
         if self.switch.is_on and not self.switch.is_trying:
-            self._table.want[slot] = self._worth(np.array([slot]), self._num_rows)[1][0]
+            self._table.want[slot] = self._worth(np.array([slot]), self._num_rows).drafts[0]
 
     def rests(self, step: Step) -> bool:
         """Will this plan have no drafts, as the last one, nor want any?"""
@@ -198,7 +198,7 @@ class Wants:
         if is_begun.any() and not self.switch.is_resting:
             return True
         num_tokens = int((self._table.known[chunks] - self._table.computed[chunks]).sum())
-        gain, _ = self._worth(np.array(chunks), num_rows)
+        gain = self._worth(np.array(chunks), num_rows).gain
         return self.switch.may_follow(self.costs.prompts(num_rows, num_tokens), gain)
 
     def planned(self, step: Step) -> None:
@@ -206,6 +206,7 @@ class Wants:
         if not self._is_learning:
             return
         if self.rests(step):
+            self._has_lost[step.decodes] = self._keeps_kv
             self._num_rows = step.num_rows or 1
             self._loads.append(Load(step.num_rows, 0, 0, 0, len(step.decodes), 0, 0))
             return
@@ -310,7 +311,8 @@ class Wants:
         self._num_chosen = len(slots)
         able = slots[~self._has_lost[slots]]
         want[slots] = 0
-        if self._reads_text and switch.may_begin:
+        self._num_looks += self._reads_text
+        if self._reads_text and switch.may_begin and self._num_looks % 2 == 0:
             self._look_for_echoes(slots)
         if not len(able) and not self._proposes and not switch.is_paid:
             switch.give_up()  # nobody is left whose drafts could pay for the prompts
@@ -339,6 +341,7 @@ class Wants:
         self._num_tried = self.switch.num_trials
 
     def _trial_of(self, num_trying: int, num_rows: int) -> Trial:
+        """With drafts for so many of the rows."""
         known = self._trials.get((num_trying, num_rows))
         if known is not None:
             return known
@@ -349,7 +352,7 @@ class Wants:
         num = max(num for num, took in zip(numbers, extra, strict=True) if num == 1 or took <= most)
         num_steps = min(TRIAL_STEPS, 1 + TRIAL_DRAFTS // (num * num_trying))
         took = float(costs.extra(num_rows, num, np.array([num * num_trying / num_rows]))[0])
-        best, _ = self._best(self._chances.of(np.ones(1)), num_rows, math.inf)
+        best = self._best(self._chances.of(np.ones(1)), num_rows, math.inf).gain
         price = (1 + min(num_steps, LEAST_STEPS)) * took if best > 1 + self._margin(num_rows) else math.inf
         trial = self._trials[num_trying, num_rows] = Trial(num, num_steps, took, price)
         return trial
@@ -357,7 +360,7 @@ class Wants:
     def _as_many_as_pay(self, able: Column, num_rows: int) -> Column | int:
         """By rows; none, and given up, if they pay nowhere."""
         switch, is_proven = self.switch, not self._was_trying
-        self._gain, worth = self._worth(able, num_rows)
+        self._gain, drafts, self._counting = self._worth(able, num_rows)
         least = 1 + self._margin(num_rows)
         if self._keeps_kv:
             least -= self._doubt(able) + HOPE * (self._usual_gain - 1) * is_proven
@@ -368,10 +371,11 @@ class Wants:
         if is_proven:
             more = self._gain - self._usual_gain
             self._usual_gain += more * (HOPING if more > 0 else DESPAIRING)
-        return worth if worth.any() else 1
+        return drafts if drafts.any() else 1
 
     @staticmethod
     def _margin(num_rows: int) -> float:
+        """What drafts must bring beyond a plain step."""
         return GAIN_A_DOUBLING * math.log2(num_rows)
 
     def _doubt(self, slots: Column) -> float:
@@ -382,18 +386,17 @@ class Wants:
 
     def _look_for_echoes(self, slots: Column) -> None:
         """Begin if the ends of some texts were foretold, which costs nothing to find out."""
-        self._num_looks += 1
-        some = np.roll(slots, -self._num_looks * ECHO_ROWS)[:ECHO_ROWS]
+        some = np.roll(slots, -self._num_looks // 2 * ECHO_ROWS)[:ECHO_ROWS]
         found = sum(num_foretold(self._table.tokens(slot)) for slot in some.tolist())
         num = NUM_TOKENS * len(some)
         self._all_tries, self._all_hits = float(num), float(found)
         self._tries[slots] = self._hits[slots] = 0.0
-        self._gain = self._worth(slots, len(slots))[0]
+        self._gain = self._worth(slots, len(slots)).gain
         if self._gain >= ECHO_GAIN:
             self.switch.begin()
 
-    def _worth(self, slots: Column, num_rows: int) -> tuple[float, Column]:
-        """Tokens for a plain step's time, at best, and by how many drafts of each; of all rows as of these.
+    def _worth(self, slots: Column, num_rows: int) -> Worth:
+        """Of the drafts of these rows, of all rows as of these.
 
         So a drafter that most rows have no KV of is kept, until they have left or the account is empty.
         """
@@ -401,12 +404,8 @@ class Wants:
         rates = rates_of(self._tries[slots], self._hits[slots], first)
         return self._best(self._chances.of(rates), num_rows, self.switch.credit)
 
-    def _best(self, chances: Numbers, num_rows: int, credit: float) -> tuple[float, Column]:
+    def _best(self, chances: Numbers, num_rows: int, credit: float) -> Worth:
         """The same for rows whose drafts stand with these chances, [rows, drafts], at the risk of so much."""
-        numbers = self.costs.numbers if self._keeps_kv else [self._most]
-        best = best_of(
-            chances, self.costs, numbers, num_rows, credit / AT_RISK,
-            waits=self._waits, proposed=self._num_proposed,
-        )  # fmt: skip
-        self._counting = best.counting
-        return best.gain, best.drafts
+        numbers, at_risk = self.costs.numbers if self._keeps_kv else [self._most], credit / AT_RISK
+        waits, proposed = self._waits, self._num_proposed
+        return best_of(chances, self.costs, numbers, num_rows, at_risk, waits=waits, proposed=proposed)

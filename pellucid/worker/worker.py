@@ -127,8 +127,8 @@ class Worker:
             self._tell("recording CUDA graphs")
         self.runner.launcher.capture()
         phases.end("graphs")
-        all_or_one = self._is_recorded and self._drafter is Drafter.KEEPS_KV
-        timed = time_steps(self.runner, self.resolved, self.layout.pages_a_block, all_or_one=all_or_one)
+        pages, keeps_kv = self.layout.pages_a_block, self._drafter is Drafter.KEEPS_KV
+        timed = time_steps(self.runner, self.resolved, pages, keeps_kv=keeps_kv, is_padded=self._is_recorded)
         self.capacity = replace(self.capacity, timings=Timings(self._is_recorded, tuple(timed)))
         self.pace.begin(self.links, site.address, self.resolved.user.parallel.worker_timeout)
         logger.info("%s; KV cache: %s", phases, self.layout.describe(num_pages))

@@ -70,12 +70,14 @@ class Machine:
 
     def timed(self, most_rows: int) -> tuple[Timed, ...]:
         """What an engine finds at start."""
-        all_or_one = self.max_rows > 0 and self.drafter is Drafter.KEEPS_KV
-        kinds = kinds_to_time(most_rows, self.most, all_or_one=all_or_one)
-        return tuple(
-            (rows, num, self.milliseconds(rows, np.full(rows, num), rows * (1 + num), num) / 1000)
-            for rows, num in kinds
-        )
+        is_padded = self.max_rows > 0
+        all_or_one = is_padded and self.drafter is Drafter.KEEPS_KV
+        kinds = kinds_to_time(most_rows, self.most, all_or_one=all_or_one, is_padded=is_padded)
+
+        def seconds(rows: int, verified: int, made: int) -> float:
+            return self.milliseconds(rows, np.full(rows, verified), rows * (1 + verified), made) / 1000
+
+        return tuple(Timed(*kind, seconds(*kind)) for kind in kinds)
 
     def recorded(self, num_rows: int, num_tokens: int, num_drafts: int) -> StepShape:
         """What a step replays in which a row has, or is to have, so many drafts; it makes all its passes."""

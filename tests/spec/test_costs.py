@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pellucid.spec.costs import PROMPTS_SHARE, StepCosts, kinds_to_time, size_of
-from pellucid.spec.drafter import Timings
+from pellucid.spec.drafter import Timed, Timings
 
 PARTS = 0.3, 0.2, 0.1  # of a plain step: at all, each further pass, each draft of a row
 
@@ -51,17 +51,20 @@ def test_of_drafts_without_passes_what_is_verified_counts_alone() -> None:
 
 
 def test_what_was_timed_at_start_is_known() -> None:
-    timed = [(8, 0, 0.01), (8, 1, 0.012), (8, 2, 0.012), (8, 3, 0.02), (8, 4, 0.02)]
-    costs = StepCosts(4, 256, Timings(True, tuple(timed)))
+    timed = [(0, 0.01), (1, 0.012), (2, 0.012), (3, 0.02), (4, 0.02)]
+    costs = StepCosts(4, 256, Timings(True, tuple(Timed(8, num, num, seconds) for num, seconds in timed)))
     assert costs.plain_seconds(8) == 0.01 and costs.is_known(8)
-    for _, num, seconds in timed[1:]:
+    for num, seconds in timed[1:]:
         assert extra(costs, 8, 4, num) == pytest.approx(100 * seconds - 1)
     assert extra(costs, 8, 4, 2.1) == pytest.approx(1), "recorded steps are padded"
     assert extra(costs, 10, 4, 2) == pytest.approx(0.2), "as nearly as many rows"
 
 
 def test_steps_that_are_not_padded_lie_on_lines_between_those_that_were_timed() -> None:
-    costs = StepCosts(4, 27, Timings(False, ((8, 0, 0.01), (8, 1, 0.012), (8, 4, 0.03))))
+    assert kinds_to_time(8, 2)[:4] == [(1, 0, 0), (1, 0, 1), (1, 1, 1), (1, 2, 2)]
+    timed = Timed(8, 0, 0, 0.01), Timed(8, 0, 1, 0.011), Timed(8, 1, 1, 0.012), Timed(8, 4, 4, 0.03)
+    costs = StepCosts(4, 27, Timings(steps=timed))
+    assert extra(costs, 8, 1, 0) == pytest.approx(0.1) and extra(costs, 8, 1, 0.5) == pytest.approx(0.15)
     assert extra(costs, 8, 4, 1) == pytest.approx(0.2) and extra(costs, 8, 4, 4) == pytest.approx(2)
     between = [extra(costs, 8, 4, drafts) for drafts in (3, 3.5, 4)]
     assert between[1] == pytest.approx((between[0] + between[2]) / 2) and between[0] < between[2]
@@ -78,10 +81,10 @@ def test_a_plain_step_counts_behind_another_one_and_their_lower_quartile_is_what
 
 
 def test_recorded_steps_with_a_drafter_make_one_draft_or_all() -> None:
-    timed = [(8, 0, 0.01), (8, 1, 0.012), (8, 4, 0.02)]
-    costs = StepCosts(4, 256, Timings(True, tuple(timed)), takes_passes=True)
+    timed = Timed(8, 0, 0, 0.01), Timed(8, 1, 1, 0.012), Timed(8, 4, 4, 0.02)
+    costs = StepCosts(4, 256, Timings(True, timed), takes_passes=True)
     assert costs.numbers == [1, 4]
-    assert kinds_to_time(8, 4, all_or_one=True)[:3] == [(1, 0), (1, 1), (1, 4)]
+    assert kinds_to_time(8, 4, all_or_one=True, is_padded=True)[:3] == [(1, 0, 0), (1, 1, 1), (1, 4, 4)]
     assert extra(costs, 8, 2, 0.5) == extra(costs, 8, 4, 4) == pytest.approx(1)
 
 

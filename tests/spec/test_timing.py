@@ -17,12 +17,12 @@ def test_recorded_steps_of_all_kinds_are_timed_and_tokens_stay(tiny: Path) -> No
         worker = worker_of(llm)
         seen = Seen(graphed(worker))
         pages = worker.layout.pages_a_block
-        timed = list(time_steps(worker.runner, worker.resolved, pages, all_or_one=False))
-        kinds = kinds_to_time(worker.resolved.max_num_seqs, 3, all_or_one=False)
-        assert [(rows, num) for rows, num, _ in timed] == kinds[: len(timed)] and len(timed) >= 4
-        assert len(seen.found) >= 5 * len(timed) - seen.num_eager > 0
-        for rows, num, seconds in timed:
-            assert all(0 < seconds <= s for r, n, s in timed if r == rows and n > num), "more take no less"
+        timed = list(time_steps(worker.runner, worker.resolved, pages, keeps_kv=False, is_padded=True))
+        kinds = kinds_to_time(worker.resolved.max_num_seqs, 3, is_padded=True)
+        assert [each[:3] for each in timed] == kinds[: len(timed)] and len(timed) >= 4
+        assert len(seen.found) >= 3 * len(timed) - seen.num_eager > 0
+        for rows, num, _, seconds in timed:
+            assert all(0 < seconds <= s for r, n, _, s in timed if r == rows and n > num), "more take no less"
         assert run(llm, 24) == plainly(tiny, 24)
 
 
@@ -31,4 +31,4 @@ def test_steps_are_timed_where_none_are_recorded(tiny: Path) -> None:
         str(tiny), device="cpu", cpu_kv_cache_gib=0.02, max_num_seqs=2, speculative_config=DRAFTS
     ) as llm:
         timings = llm.llm_engine.engine.scheduler.options.timings
-        assert {0, 1} <= {num for rows, num, _ in timings.steps if rows == 1} and not timings.is_padded
+        assert {0, 1} <= {each.made for each in timings.steps if each.num_rows == 1} and not timings.is_padded

@@ -11,7 +11,7 @@ from pellucid.schedule.plan import StepPlan
 from pellucid.schedule.step import Step
 from pellucid.schedule.table import Table
 from pellucid.spec.costs import StepCosts
-from pellucid.spec.drafter import Drafter, Timings
+from pellucid.spec.drafter import Drafter, Timed, Timings
 from pellucid.spec.switch import Switch
 from pellucid.spec.wants import TRIAL_ROWS, Wants
 from tests.schedule.device import Device, make_request, make_scheduler, step
@@ -222,7 +222,7 @@ def test_rows_that_differ_teach_each_other_less() -> None:
     """Half of them never have a draft that stands: a few verifications tell, as all is alike in each half."""
     alike, different = Steps([0.5] * 16), Steps([1.0, 0.0] * 8)
     for run in (alike, different):
-        steps = tuple((16, num, 0.01 + 0.002 * num) for num in range(1 + MOST))
+        steps = tuple(Timed(16, num, num, 0.01 + 0.002 * num) for num in range(1 + MOST))
         run.wants.costs = StepCosts(MOST, 256, Timings(steps=steps))
         run.go(16)
     assert different.table.want[0:16:2].min() > 0 and not different.table.want[1:16:2].any()
@@ -233,9 +233,8 @@ def test_where_nobody_waits_it_counts_how_soon_all_answers_end() -> None:
     """Drafts that help one row of four, and delay the others, are for those behind a queue."""
     for waits in (False, True):
         run = Steps([1.0, 0.0, 0.0, 0.0])
-        run.wants.costs = StepCosts(
-            MOST, 256, Timings(False, ((4, 0, 0.01), (4, 1, 0.015), (4, MOST, 0.015)))
-        )
+        steps = Timed(4, 0, 0, 0.01), Timed(4, 1, 1, 0.015), Timed(4, MOST, MOST, 0.015)
+        run.wants.costs = StepCosts(MOST, 256, Timings(steps=steps))
         slots = run.slots
         for _ in range(8):
             run.wants.learn(slots, np.full(4, MOST), np.array([1 + MOST, 1, 1, 1], dtype=np.int32))
