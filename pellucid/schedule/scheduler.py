@@ -626,7 +626,7 @@ class Scheduler:
         slots, query, draft = flight.rows.slots, flight.rows.num_query, flight.rows.num_draft
         num_new = np.frombuffer(result.num_new, dtype=np.int32)
         tokens = np.frombuffer(result.token_ids, dtype=np.int32).reshape(len(slots), -1)
-        self.wants.landed(len(slots) if query is None else int(num_new.sum()))
+        self.wants.landed(slots, None if query is None else num_new)
         index = self._alive(flight)  # of the rows that are left; None: all
         if index is not None:
             slots, num_new, tokens = slots[index], num_new[index], tokens[index]

@@ -36,6 +36,7 @@ from pellucid.spec.worth import Worth, best_of, rates_of
 
 FIRST_RATE = 0.7  # what nothing is known of
 FORGETTING = 7 / 8  # with each verification
+PACING = 1 / 8  # by so much a step counts of how many tokens a row gets
 OTHERS = 16  # drafts: what was looked at so long ago in any sequence hardly counts any more
 AGAIN = 2  # steps with drafts, behind which is chosen anew
 AT_RISK = 3  # steps that are planned before the first of them has come home
@@ -112,7 +113,7 @@ class Wants:
         self.has_switched = False  # the switch, or enough has been learnt: it is time to choose
         self._num_drafting = 0  # steps with drafts since the last choice
         self._waits = False  # somebody, for a slot
-        self._counting = 1.0  # share of the tokens that drafts bring: see `choose`
+        self._pace: NDArray[np.float64] = np.ones(len(table.want))  # tokens a step, lately, with drafts
         self._was_plain = False  # the last step that has come home
         self._was_trying, self._num_chosen = False, 1  # when it was last chosen; for how many rows
         self._num_to_try = 0  # steps of a trial that are to be planned
@@ -136,7 +137,7 @@ class Wants:
 
     def begin(self, slot: int) -> None:
         """A sequence enters."""
-        self._rests = False
+        self._rests, self._pace[slot] = False, 1.0
         self._tries[slot] = self._hits[slot] = 0.0
         if not self._is_learning:
             self._table.want[slot] = self._most
@@ -236,8 +237,8 @@ class Wants:
         if self._loads:
             self._took = self._loads.popleft(), max(seconds, 1e-9)
 
-    def landed(self, num_new: int) -> None:
-        """All its rows together have yielded so many tokens."""
+    def landed(self, slots: Column, each: NDArray[np.int32] | None) -> None:
+        """Its rows have yielded so many tokens; None: one each."""
         if self._took is None:
             return
         (load, seconds), self._took = self._took, None
@@ -249,6 +250,7 @@ class Wants:
             self.has_switched |= switch.is_on != was[0]
             return
         plain = self.costs.plain_seconds(load.num_rows) if load.num_rows else None
+        num_new = len(slots) if each is None else int(each.sum())
         if load.num_tokens:
             switch.passed(seconds / plain if plain else 0.0)
             if self._keeps_kv:
@@ -266,14 +268,21 @@ class Wants:
                 switch.look()
             else:
                 self._num_drafting += not switch.is_trying
-                tokens = 1 + (num_new / load.num_rows - 1) * self._counting
-                switch.drafted(tokens, took, plain, has_drafts=load.num_drafts > 0)
+                switch.drafted(self._tokens(slots, each), took, plain, has_drafts=load.num_drafts > 0)
                 gain = self._gain if self.costs.is_known(load.num_rows) else 1.0
                 if switch.is_on and not switch.is_trying and switch.is_stale(gain):
                     switch.look()
         # Whoever a trial has waited for may be there now.
         is_idle = load.passes > 0 and switch.is_trying and self._num_tried < switch.num_trials
         self.has_switched |= was != (switch.is_on, switch.is_trying) or self._num_drafting >= AGAIN or is_idle
+
+    def _tokens(self, slots: Column, each: NDArray[np.int32] | None) -> float:
+        """Of a row.  Where nobody waits those of rows count most that have been slow, for they end last."""
+        if each is None:
+            return 1.0
+        weights = np.ones(len(slots)) if self._waits else self._pace[slots] ** -2
+        self._pace[slots] += PACING * (each - self._pace[slots])
+        return float(weights @ each / weights.sum())
 
     def _gained_beside_prompts(self, load: Load, num_new: int) -> float:
         """Plain steps of those that decode, as far as it is known what their drafts take."""
@@ -317,6 +326,7 @@ class Wants:
         if not len(able) and not self._proposes and not switch.is_paid:
             switch.give_up()  # nobody is left whose drafts could pay for the prompts
         if not switch.is_on or switch.is_trying:
+            self._pace[slots] = 1.0
             self._try(able, len(slots))
         elif len(able):
             want[able] = self._as_many_as_pay(able, len(slots))
@@ -334,7 +344,7 @@ class Wants:
         self._all_hits *= KEPT_FOR_TRIAL
         self._tries[able] *= KEPT_FOR_TRIAL
         self._hits[able] *= KEPT_FOR_TRIAL
-        self._table.want[some], self._counting = num, 1.0
+        self._table.want[some] = num
         # A trial is as long as the account has enough for; one step more makes drafts and verifies none.
         num_steps = max(1, min(num_steps, int(self.switch.credit / max(took, 1e-9)) - 1))
         self.switch.trial_steps = self._num_to_try = num_steps
@@ -360,7 +370,7 @@ class Wants:
     def _as_many_as_pay(self, able: Column, num_rows: int) -> Column | int:
         """By rows; none, and given up, if they pay nowhere."""
         switch, is_proven = self.switch, not self._was_trying
-        self._gain, drafts, self._counting = self._worth(able, num_rows)
+        self._gain, drafts = self._worth(able, num_rows)
         least = 1 + self._margin(num_rows)
         if self._keeps_kv:
             least -= self._doubt(able) + HOPE * (self._usual_gain - 1) * is_proven

@@ -29,7 +29,6 @@ class Worth(NamedTuple):
 
     gain: float  # what they bring for a plain step's time; a plain step brings 1
     drafts: NDArray[np.int64]  # [rows]
-    counting: float  # the share that counts of the tokens that they bring beyond one a row
 
 
 def rates_of(tries: Numbers, hits: Numbers, first: float) -> Numbers:
@@ -69,23 +68,20 @@ def best_of(  # noqa: PLR0913
     """
     num_slots = len(chances)
     at_risk = max(at_risk, costs.extra(num_rows, 1, np.ones(1))[0])
-    found, gain, at_best = Worth(0.0, np.zeros(num_slots, dtype=np.int64), 1.0), 0.0, 0.0
+    found, gain, at_best = Worth(0.0, np.zeros(num_slots, dtype=np.int64)), 0.0, 0.0
     tokens = 1 + chances.cumsum(axis=1)
     worth = chances if waits else 1 / (tokens - chances) - 1 / tokens  # of each draft behind those before it
     for num in numbers:
         chance, each = chances[:, :num].ravel(), worth[:, :num].ravel()
         order = np.argsort(-each, kind="stable")
         mean = each[order].cumsum() / num_slots
-        brings = 1 + mean if waits else 1 / (1 - mean)
         extra = costs.extra(num_rows, num, np.arange(1, 1 + len(order)) / num_slots)
-        gains = np.where(extra > at_risk, 0.0, brings / (1 + extra))
+        gains = np.where(extra > at_risk, 0.0, (1 + mean if waits else 1 / (1 - mean)) / (1 + extra))
         best = int(np.argmax(gains))
         gain = max(gain, float(gains[best]))
         hoped = gains[best] * (STAYING if num == proposed else 1)
         if hoped > at_best:
             at_best, chosen = hoped, order[: 1 + best]
-            more = float(chance[chosen].sum()) / num_slots
             chosen = chosen[chance[chosen] >= LEAST_CHANCE]
-            drafts = np.bincount(chosen // num, minlength=num_slots)
-            found = Worth(gain, drafts, (float(brings[best]) - 1) / max(more, 1e-9))
+            found = Worth(gain, np.bincount(chosen // num, minlength=num_slots))
     return found._replace(gain=gain)

@@ -242,6 +242,21 @@ def test_where_nobody_waits_it_counts_how_soon_all_answers_end() -> None:
         assert run.wants.switch.is_on == (run.table.want[0] > 0) == waits
 
 
+def test_tokens_of_slow_rows_count_most_where_nobody_waits() -> None:
+    """Drafts of three rows of four stand, in steps that take twice as long: alone that empties the account."""
+    for waits in (False, True):
+        run = Steps([1.0] * 4)
+        run.wants.choose(run.slots, waits=waits)
+        run.wants.switch.credit, step = 2.0, Step(0, 100)
+        step.decodes, step.num_propose, step.draft = run.slots, MOST, np.full(4, MOST)
+        for _ in range(24):
+            step.num_drafts = 4 * MOST
+            run.wants.planned(step)
+            run.wants.took(0.02)
+            run.wants.landed(run.slots, np.array([3, 3, 3, 1], dtype=np.int32))
+        assert (run.wants.switch.credit > 2.0) == waits
+
+
 def test_who_has_no_drafts_and_wants_none_rests() -> None:
     run = Steps([0.5] * 4)
     wants, step = run.wants, Step(0, 100)
@@ -304,7 +319,7 @@ def test_a_trial_that_has_waited_for_somebody_begins_as_soon_as_there_is_one() -
     step.decodes, step.num_propose = run.slots, 1
     wants.planned(step)
     wants.took(0.01)
-    wants.landed(4)
+    wants.landed(np.arange(4), None)
     assert wants.has_switched
     wants.choose(run.slots)
     assert run.table.want[run.slots].all()
