@@ -243,7 +243,7 @@ def test_where_nobody_waits_it_counts_how_soon_all_answers_end() -> None:
 
 
 def test_tokens_of_slow_rows_count_most_where_nobody_waits() -> None:
-    """Drafts of three rows of four stand, in steps that take twice as long: alone that empties the account."""
+    """Drafts of three rows of four stand, in steps that take twice as long: that empties the account."""
     for waits in (False, True):
         run = Steps([1.0] * 4)
         run.wants.choose(run.slots, waits=waits)
