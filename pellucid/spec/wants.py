@@ -118,7 +118,7 @@ class Wants:
         self._was_trying, self._num_chosen = False, 1  # when it was last chosen; for how many rows
         self._num_to_try = 0  # steps of a trial that are to be planned
         self._num_tried = 0  # the last trial that anybody takes part in
-        self._num_looks = 0  # at texts, every other one of which is one
+        self._num_looks = 0  # choices: at every other one some texts are looked at
         self._trials: dict[tuple[int, int], Trial] = {}  # until costs are known better
         self._num_rows = 1  # of the last plan
         self._gain = 1.0  # tokens for a plain step's time, as was expected when it was last chosen

@@ -182,7 +182,7 @@ def test_a_reader_who_leaves_leaves_nothing_behind(server: Running) -> None:
     ):
         client.chat.completions.create(
             model="sprout", messages=MESSAGES, max_tokens=4000,  # type: ignore[arg-type]
-            extra_body={"structured_outputs": {"regex": "[ab ]{900,1000}"}},
+            extra_body={"structured_outputs": {"regex": "[ab ]{2500,3000}"}},
         )  # fmt: skip
     server.wait_until_idle()
 
