@@ -154,8 +154,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--rates", type=float, nargs="+", help="let drafts stand by chance instead")
     parser.add_argument("--tokens", type=int, default=128, help="of an answer")
-    parser.add_argument("--turns", type=int, default=5, help="at least, and as many more")
-    parser.add_argument("--seconds", type=float, default=0.0, help="as take the first engine so long")
+    parser.add_argument("--turns", type=int, default=5, help="at least")
+    parser.add_argument("--seconds", type=float, default=0.0, help="for so long at least, without drafts")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument(
         "--clock", choices=("wall", "process"), default="wall",

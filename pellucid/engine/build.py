@@ -27,7 +27,7 @@ from pellucid.schedule.scheduler import Scheduler, SchedulerOptions
 
 logger = logging.getLogger(__name__)
 # A step of so many tokens takes twice as long as reading the weights does: of an H200 and 8B parameters in 16
-# bits, and of the two cores of a CPU, by the step times in docs/speculation.md.
+# bits; of a CPU a guess, which counts where steps have not been timed.
 CHEAP_TOKENS = {"cuda": 256, "cpu": 27}
 E_co = TypeVar("E_co", covariant=True)
 

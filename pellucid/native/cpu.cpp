@@ -703,8 +703,8 @@ void some_rows(const Matrix& m, const X& x, T* y, int64_t row, int64_t panel, co
     UNROLL for (int i = 0; i < M; i++) finish<T>(m, sums[i], y, row + i, panel, gate);
 }
 
-// How much is multiplied at once: as many sums as there are registers for.  Measured on Zen 5, and there with the
-// instructions of older CPUs.
+// How much is multiplied at once: as many sums as there are registers for.  Measured on Zen 5, and there with AVX2 and
+// without VNNI and BF16; vectors of 4 lanes have not been.
 struct AtOnce {
     int panels, rows;
 };

@@ -1,10 +1,10 @@
-"""How many drafts each sequence wants: those by which the step yields the most tokens for its time.
+"""How many drafts each sequence wants: those that are worth most for the time that they take.
 
 The n-th draft of a sequence stands with rate ** n; those of trees share the chances of their depths
 (chances.py).  Each sequence teaches its rate: of the drafts that were looked at, how many stood; what nothing
 is known of goes by what others have taught.  What steps with so many drafts take is known from the start, or
 guessed, and measured (costs.py), in plain steps.  Of all rows' drafts together those are taken that are worth
-most for their time (worth.py), no more than the account of what drafts have cost (switch.py) has enough for
+most (worth.py), no more than the account of what drafts have cost (switch.py) has enough for
 if all fall.  If that is no more than without, or the account is empty, nobody gets any, until a trial, in
 which some rows have a few.  A drafter that reads the text alone needs no trials: what it would have brought
 is read off the texts (echoes.py).
