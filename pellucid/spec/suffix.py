@@ -26,6 +26,7 @@ from pellucid.spec.base import Drafts, DraftShape, Known, Needs
 
 Ints = NDArray[np.int32]
 VOTES = 16  # M
+NEAR = 64  # places of a row at which a CPU compares all tokens; VOTES at least
 LONGEST_MATCH = 12  # tokens that are compared
 POOL_PLACES = 1024  # W: of a longer text the last ones
 MOST_POOL_TOKENS = 1 << 15  # N * W: each is looked at in every step, for every row
@@ -41,6 +42,7 @@ class SuffixProposer:
         num = min(config.suffix_decoding_max_cached_requests, MOST_POOL_TOKENS // POOL_PLACES)
         self.longest = min(config.suffix_decoding_max_tree_depth, LONGEST_MATCH)
         self._pool = torch.zeros(num, POOL_PLACES, dtype=torch.int32)
+        self._followed = torch.full_like(self._pool, -1)  # the same; -1: nothing follows
         self._lengths = torch.zeros(num, dtype=torch.int64)
         self._next = 0  # of the pool to be written
 
@@ -52,7 +54,8 @@ class SuffixProposer:
         self, target: BuiltModel, factory: ModelFactory, sampler: Sampler
     ) -> tuple[BuiltModel | BuiltHead, ...]:
         """There are no weights; the pool goes to the device."""
-        self._pool, self._lengths = self._pool.to(factory.device), self._lengths.to(factory.device)
+        self._pool, self._followed = self._pool.to(factory.device), self._followed.to(factory.device)
+        self._lengths = self._lengths.to(factory.device)
         return ()
 
     def retire(self, slots: Sequence[int], token_ids: Tensor, num_computed: Tensor) -> None:
@@ -60,18 +63,19 @@ class SuffixProposer:
         for slot in slots if len(self._pool) else ():
             num_tokens = num_computed[slot] + 1
             length = num_tokens.clamp(max=POOL_PLACES)
-            places = num_tokens - length + torch.arange(POOL_PLACES, device=token_ids.device)
-            self._pool[self._next] = token_ids[slot, places.clamp(max=token_ids.shape[1] - 1)]
+            place = torch.arange(POOL_PLACES, device=token_ids.device)
+            text = token_ids[slot, (num_tokens - length + place).clamp(max=token_ids.shape[1] - 1)]
+            self._pool[self._next] = text
+            self._followed[self._next] = text.where(place < length - 1, -1)
             self._lengths[self._next] = length
             self._next = (self._next + 1) % len(self._pool)
 
     def propose(
         self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor, taps: Tensor | None
     ) -> Drafts:
-        texts = known.token_ids[fwd.slots]
-        if not texts.is_cuda:
-            return Drafts(vote(*self._found_on_host(texts.numpy(), known.newest.tolist())))
-        return Drafts(vote(*self._found(texts, known)))
+        if known.token_ids.is_cuda:
+            return Drafts(vote(*self._found(known.token_ids[fwd.slots], known)))
+        return Drafts(torch.from_numpy(vote_on_host(*self._found_on_host(known))))
 
     def _found(self, texts: Tensor, known: Known) -> tuple[Tensor, Tensor]:
         """What follows the longest matches, [B, M, k], and which of them vote, [B, M] bool."""
@@ -90,39 +94,49 @@ class SuffixProposer:
             follow = torch.where(votes[..., None] < len(pool), of_pool, follow)
         return follow, scores == scores.amax(-1, keepdim=True)
 
-    def _found_on_host(self, texts: Ints, newest: list[int]) -> tuple[Tensor, Tensor]:
-        """The same on a CPU, which looks only at places that have the newest token."""
-        pool, lengths = self._pool.flatten().numpy(), self._lengths.numpy()
-        ends = (np.arange(len(lengths)) * POOL_PLACES + lengths - 1).repeat(POOL_PLACES)
-        place = np.arange(len(pool))
-        follow = np.zeros((len(texts), VOTES, self.shape.num_drafts), dtype=np.int32)
-        votes = np.zeros(follow.shape[:2], dtype=bool)
-        back, ahead = np.arange(self.longest), np.arange(1, 1 + self.shape.num_drafts)
-        for row, (text, at) in enumerate(zip(texts, newest, strict=True)):
-            last = text[np.maximum(at - back, 0)]
-            others = np.flatnonzero((pool == last[0]) & (place < ends))
-            own = np.flatnonzero(text[: max(at, 0)] == last[0])
-            found = [matched(pool, others, others % POOL_PLACES, last), matched(text, own, own, last)]
-            most = max(num.max(initial=0) for num in found)
-            tokens = [
-                whole[np.minimum(places[num == most][:, None] + ahead, len(whole) - 1)]
-                for whole, places, num in zip((pool, text), (others, own), found, strict=True)
-            ]
-            best = np.concatenate(tokens)[: -1 - VOTES : -1]  # the last ones, before others
-            follow[row, : len(best)], votes[row, : len(best)] = best, True
-        return torch.from_numpy(follow), torch.from_numpy(votes)
+    def _found_on_host(self, known: Known) -> tuple[Ints, NDArray[np.bool_]]:
+        """The same on a CPU, which compares all tokens only at places that agree in the first ones."""
+        back, ahead = np.arange(self.longest + 1), np.arange(1, self.shape.num_drafts + 1)
+        newest = np.maximum(known.newest.numpy(), 0)
+        texts = known.token_ids.numpy()[known.host_slots, : newest.max() + 1 + len(ahead)]
+        last = np.take_along_axis(texts, np.maximum(newest[:, None] - back, 0), 1)
+        last[:, -1] = -2  # no token is that: a match ends here
+        pool = self._pool.view(-1).numpy()
+        own = len(pool)  # a row's own places are behind the pool's
+        start = np.full(self.longest, -1, dtype=np.int32)
+        seen = np.concatenate((start, self._followed.view(-1).numpy(), texts[0]))
+        near = np.zeros((len(texts), NEAR), dtype=np.int64)
+        tokens = np.full((*near.shape, len(back)), -1, dtype=np.int32)  # up to these places, the newest first
+        for row, at in enumerate(newest.tolist()):
+            text = seen[: self.longest + own + at]
+            text[self.longest + own :] = texts[row, :at]
+            places = likely_places(text, last[row, :-1])
+            near[row, : len(places)] = places
+            tokens[row, : len(places)] = text[places[:, None] + self.longest - back]
+        num = (tokens != last[:, None]).argmax(-1)  # [B, NEAR], that agree
+        rows, best = np.arange(len(texts))[:, None], np.argsort(-num, axis=1, kind="stable")[:, :VOTES]
+        num, votes = num[rows, best], near[rows, best, None]
+        ahead = votes + ahead  # [B, M, k]
+        follow = texts[rows[..., None], np.clip(ahead - own, 0, texts.shape[1] - 1)]
+        if own:
+            follow = np.where(votes < own, pool[np.minimum(ahead, own - 1)], follow)
+        return follow, (num > 0) & (num == num[:, :1])
 
 
-def matched(
-    text: Ints, places: NDArray[np.int64], starts: NDArray[np.int64], last: Ints
-) -> NDArray[np.int64]:
-    """How many tokens up to each of these places, where the newest one is, are those of `last`.
+def likely_places(text: Ints, last: Ints) -> NDArray[np.int64]:
+    """Places among which the longest matches are, the last one first, NEAR at most: of equal ones the last.
 
-    starts: of each place, how many tokens are before it.
+    text: [longest + P], of which P are places.  last: [longest], the newest token first.
     """
-    back = np.arange(1, len(last))
-    agrees = (text[places[:, None] - back] == last[1:]) & (back <= starts[:, None])
-    return 1 + np.logical_and.accumulate(agrees, axis=1).sum(axis=1)
+    agrees = text[len(last) :] == last[0]
+    for back in range(1, len(last)):
+        if np.count_nonzero(agrees) <= NEAR:
+            break
+        longer = agrees & (text[len(last) - back : -back] == last[back])
+        if not longer.any():
+            break
+        agrees = longer
+    return agrees.nonzero()[0][: -1 - NEAR : -1]
 
 
 def matches(texts: Tensor, newest: Tensor, last: Tensor) -> Tensor:
@@ -160,3 +174,13 @@ def vote(follow: Tensor, votes: Tensor) -> Tensor:
         votes = votes & (token == chosen)
         drafts.append(chosen)
     return torch.cat(drafts, dim=1).int()
+
+
+def vote_on_host(follow: Ints, votes: NDArray[np.bool_]) -> Ints:
+    """What `vote` returns, on a CPU: all that one of those says who have always said what most did."""
+    rows, chosen = np.arange(len(follow)), votes.argmax(-1)
+    for token in follow.transpose(2, 0, 1).copy():
+        same = votes[:, :, None] & (token[:, :, None] == token[:, None, :])  # [B, M, M]
+        chosen = (same.sum(1, dtype=np.int8) * votes).argmax(-1)
+        votes = votes & same[rows, chosen]
+    return follow[rows, chosen]

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from pellucid import LLM, SamplingParams
@@ -14,12 +15,14 @@ from pellucid.config import SpeculativeConfig
 from pellucid.spec.base import Known
 from pellucid.spec.suffix import (
     MOST_POOL_TOKENS,
+    NEAR,
     POOL_PLACES,
     VOTES,
     SuffixProposer,
     best_matches,
     matches,
     vote,
+    vote_on_host,
 )
 from tests.llm.test_invariance import BASE, random_requests
 
@@ -52,25 +55,69 @@ def test_the_longest_matches_are_taken_and_of_these_the_last() -> None:
     assert places[0, :3].tolist() == [3, 2, 3 + VOTES] and scores[0, :3].tolist() == [3, 3, 2]
 
 
-def test_a_cpu_finds_what_a_gpu_does() -> None:
-    """Which looks at all places of all texts."""
-    rng = torch.Generator().manual_seed(0)
-    config = SpeculativeConfig(method="suffix", num_speculative_tokens=4)
-    proposer = SuffixProposer.of(config)
-    texts = torch.randint(4, (40, 60), dtype=torch.int32, generator=rng)
-    retired = torch.randint(1, 59, (40,), generator=rng)
-    proposer.retire(list(range(40)), texts, retired)
-    newest = torch.randint(13, 60, (40,), generator=rng)
+def drafts_of_both(proposer: SuffixProposer, texts: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
+    """The drafts of the rows where something matches, [n, k], once a CPU has found what a GPU does."""
     known = Known(
         token_ids=texts,
         newest=newest,
         samples=newest > 0,
-        host_slots=np.arange(40),
+        host_slots=np.arange(len(texts)),
         has_chunks=False,
         num_wanted=4,
     )
-    drafts = vote(*proposer._found(texts, known))
-    assert vote(*proposer._found_on_host(texts.numpy(), newest.tolist())).equal(drafts)
+    follow, votes = proposer._found(texts, known)
+    host_follow, host_votes = proposer._found_on_host(known)
+    drafts = vote_on_host(host_follow, host_votes)
+    assert drafts.min() >= 0, "where nothing matches, any id will do"
+    matched = torch.from_numpy(host_votes.any(1))
+    for row in matched.nonzero().flatten():
+        assert host_follow[row, host_votes[row]].tolist() == follow[row, votes[row]].tolist()
+    assert vote(follow, votes)[matched].equal(torch.from_numpy(drafts)[matched])
+    return torch.from_numpy(drafts)[matched]
+
+
+@pytest.mark.parametrize("longest", [1, 2, 24])
+@pytest.mark.parametrize("num_cached", [0, 3, 32])
+@pytest.mark.parametrize(
+    ("num_tokens", "num_texts", "length"),
+    [(4, 40, 60), (50, 40, 60), (30, 1, 200), (1, 1, 60), (50, 40, POOL_PLACES + 300)],
+    ids=["many matches", "few", "identical texts", "one token", "longer than is kept"],
+)
+def test_a_cpu_finds_what_a_gpu_does(
+    num_tokens: int, num_texts: int, length: int, num_cached: int, longest: int
+) -> None:
+    """Which looks at all places of all texts."""
+    rng = torch.Generator().manual_seed(0)
+    config = SpeculativeConfig(
+        method="suffix",
+        num_speculative_tokens=4,
+        suffix_decoding_max_cached_requests=num_cached,
+        suffix_decoding_max_tree_depth=longest,
+    )
+    proposer = SuffixProposer.of(config)
+    texts = torch.randint(num_tokens, (num_texts, length), dtype=torch.int32, generator=rng)
+    texts = texts.repeat(40 // num_texts, 1)
+    retired = torch.randint(length // 2, length - 1, (40,), generator=rng)
+    proposer.retire(list(range(40)), texts, retired)
+    newest = torch.randint(-1, length, (40,), generator=rng)
+    assert len(drafts_of_both(proposer, texts, newest)) > 10
+
+
+def test_no_match_goes_on_into_the_text_before() -> None:
+    proposer = SuffixProposer.of(SpeculativeConfig(method="suffix", num_speculative_tokens=4))
+    texts = torch.arange(3 * POOL_PLACES, dtype=torch.int32).view(3, -1)  # all tokens differ
+    end, start = texts[0, -9:], texts[1, :1]
+    own = torch.cat((end[-1:], start, texts[2, :5], end, start))
+    texts[2, : len(own)] = own
+    proposer.retire([0, 1], texts, torch.full((3,), POOL_PLACES - 1))
+    drafts = drafts_of_both(proposer, texts[2:], torch.tensor([len(own) - 1]))
+    assert drafts.tolist() == [own[2:6].tolist()]
+
+
+def test_many_places_may_have_the_newest_token_and_none_what_is_before_it() -> None:
+    proposer = SuffixProposer.of(SpeculativeConfig(method="suffix", num_speculative_tokens=4))
+    text = torch.tensor([[1, 2] * 2 * NEAR + [3, 2] + [0] * 9], dtype=torch.int32)
+    assert drafts_of_both(proposer, text, torch.tensor([4 * NEAR + 1])).tolist() == [[1, 2, 1, 2]]
 
 
 def test_most_of_those_decide_who_have_said_all_before() -> None:
