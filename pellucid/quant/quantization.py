@@ -25,7 +25,7 @@ from pellucid.quant.int8 import Int8, Int8Format
 from pellucid.quant.layouts.base import LayerFormat
 from pellucid.quant.online import ONLINE, online
 from pellucid.quant.packed import Packed, refusal
-from pellucid.quant.schemes import SCHEMES, rules_of
+from pellucid.quant.schemes import SCHEMES, rules_of, scheme_names
 from pellucid.quant.schemes.base import Kind, Rules, StoredConfig
 from pellucid.quant.unquantized import Unquantized
 
@@ -160,7 +160,7 @@ def choose_quantization(
     if found is not None:
         return found
     known = ", ".join(ONLINE)
-    if name is not None and name in SCHEMES:
+    if name is not None and scheme_names(name)[0] in SCHEMES:
         raise ValueError(
             f"quantization is {name!r}, but the checkpoint is plain; leave quantization out, or use one that "
             f"plain weights can be given while they load: {known}"

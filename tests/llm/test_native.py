@@ -28,6 +28,31 @@ def test_a_requests_tokens_do_not_depend_on_its_company(quantization: str | None
     assert together == alone
 
 
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "adaptive": False}
+DRAFTER = {"model": "sprout-draft", "num_speculative_tokens": 4, "adaptive": False}
+IN_ONE_BYTE = {"kv_cache_dtype": "fp8_e5m2"}
+TEXTS = [[*range(9, 29), *range(9, 29), 9 + i] for i in range(3)]
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    ["nf4", *(pytest.param(each, marks=pytest.mark.matrix) for each in ("int8", "int4", "mxfp4"))],
+)
+@pytest.mark.parametrize("cache", [IN_ONE_BYTE, pytest.param({}, marks=pytest.mark.matrix)], ids=str)
+def test_drafts_change_no_token_of_codes(quantization: str, cache: dict[str, str]) -> None:
+    def tokens(**drafts: object) -> list[list[int]]:
+        params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+        asked = OPTIONS | {"quantization": quantization, "num_threads": 1} | cache
+        with LLM("sprout", **(asked | drafts)) as llm:
+            found = [output.outputs[0].token_ids for output in llm.generate(TEXTS, params, use_tqdm=False)]
+            assert bool(llm.llm_engine.stats.num_accepted_tokens) == bool(drafts)
+        return found
+
+    expected = tokens()
+    assert tokens(speculative_config=NGRAM) == expected
+    assert tokens(speculative_config=DRAFTER) == expected
+
+
 def test_ranks_and_threads_share_the_cores() -> None:
     together, alone = answers(tensor_parallel_size=2, enable_prefix_caching=False)
     assert together == alone

@@ -16,6 +16,8 @@ from pellucid.lora.content import content_of
 from pellucid.lora.peft import read_adapter
 from pellucid.lora.peft_config import read_config
 from pellucid.lora.request import AdapterRef
+from pellucid.quant.online import FORMATS
+from pellucid.quant.rounding import rounded
 from tests.models import parallel
 from tests.tiny import write_checkpoint
 
@@ -161,6 +163,20 @@ def test_adapters_are_added_to_quantized_layers(
     adapted = scores(tiny, coded, wish(adapters, "all"))
     assert adapted == pytest.approx(scores(tiny, BASE, wish(adapters, "all")), abs=most)
     assert adapted != pytest.approx(scores(tiny, coded), abs=3 * most)
+
+
+@pytest.mark.parametrize("way", ["nf4", pytest.param("int4", marks=pytest.mark.matrix)])
+def test_adapters_are_added_to_codes(tiny: Path, adapters, tmp_path: Path, way: str) -> None:
+    """As to plain weights that are the codes' numbers."""
+    numbers = copytree(tiny, tmp_path / "numbers")
+    weights = load_file(tiny / "model.safetensors")
+    for name in [name for name in weights if name.endswith("_proj.weight")]:
+        weights[name] = rounded(weights[name].bfloat16(), FORMATS[way](weights[name].shape[1])).dequantized()
+    save_file(weights, numbers / "model.safetensors")
+    expected = scores(numbers, BASE, wish(adapters, "all"))
+    coded = BASE | {"quantization": way, "dtype": "bfloat16"}
+    assert scores(tiny, coded, wish(adapters, "all")) == pytest.approx(expected, abs=0.3)
+    assert scores(numbers, BASE) != pytest.approx(expected, abs=0.9)
 
 
 def test_a_model_that_does_not_ask_for_adapters_of_its_ends_has_those_of_its_layers(

@@ -222,8 +222,10 @@ def test_torchs_own_files_are_read_and_nothing_else_in_them(folder: Folder) -> N
     for file in written.glob("*.safetensors*"):
         file.unlink()
     torch.save(tensors, written / "pytorch_model.bin")
-    (ours,) = Harness(load(written, max_model_len=64), num_seqs=1, max_len=16).step({0: [1, 2]})
-    assert torch.equal(ours, expected[0])
+    for load_format in ("auto", "pt"):
+        built = load(written, max_model_len=64, load_format=load_format)
+        (ours,) = Harness(built, num_seqs=1, max_len=16).step({0: [1, 2]})
+        assert torch.equal(ours, expected[0])
     torch.save({**tensors, "lm_head.weight": print}, written / "pytorch_model.bin")
     with pytest.raises(ValueError, match=r"pytorch_model.bin cannot be read as tensors alone.*safetensors"):
         load(written, max_model_len=64)

@@ -55,8 +55,9 @@ def write_gguf(path: Path, tensors: dict[str, Tensor]) -> Path:
     return write(path, KEYS, stored)
 
 
-def logits(path: Path) -> Tensor:
-    return Harness(load(path, max_model_len=64), num_seqs=1, max_len=16).step({0: [1, 2, 3, 7]})[0]
+def logits(path: Path, load_format: str = "auto") -> Tensor:
+    built = load(path, max_model_len=64, load_format=load_format)
+    return Harness(built, num_seqs=1, max_len=16).step({0: [1, 2, 3, 7]})[0]
 
 
 def test_a_file_computes_what_its_folder_does_named_by_itself_or_its_folder(folder: Folder) -> None:
@@ -66,6 +67,10 @@ def test_a_file_computes_what_its_folder_does_named_by_itself_or_its_folder(fold
     file = write_gguf(alone / "model.gguf", folder.tensors)
     assert torch.equal(logits(file), expected)
     assert torch.equal(logits(alone), expected)
+    folder.write()
+    write_gguf(folder.path / "model.gguf", {**folder.tensors, "model.norm.weight": torch.zeros(16)})
+    assert torch.equal(logits(folder.path), expected), "a folder's own files come first"
+    assert not logits(folder.path, "gguf").any()
 
 
 def test_configs_are_unpacked_once_and_anew_for_another_file(folder: Folder, cache: Path) -> None:

@@ -16,6 +16,9 @@ from pellucid.dist.collectives import Group
 from pellucid.kernels.all_reduce import Mailbox
 from pellucid.models.build import BuildOptions, build
 from pellucid.models.checkpoint import Checkpoint
+from pellucid.quant.codes import LUT4
+from pellucid.quant.codes import Group as Inputs
+from pellucid.quant.layouts.base import LayerFormat
 from pellucid.quant.online import FORMATS
 from pellucid.quant.rounding import rounded as codes_of
 from tests.models.harness import CPU, Harness, load
@@ -25,6 +28,9 @@ from tests.models.test_experts import INT8, rewrite, save_model
 transformers = pytest.importorskip("transformers")
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 RANKS = 3
+NF4_FORMAT = LayerFormat(layout="bnb4", code=LUT4, group=Inputs(1, 16), options=frozenset({"nf4"}))
+NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+STORED = {**CHECKPOINTS, "nf4": (NF4, NF4_FORMAT, lambda weight: codes_of(weight, NF4_FORMAT))}
 
 
 class Table:
@@ -102,16 +108,16 @@ def save_dense(folder: Path) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
-@pytest.mark.parametrize("name", [None, *CHECKPOINTS])
+@pytest.mark.parametrize("name", [None, *STORED])
 def test_dense_models(tmp_path: Path, name: str | None) -> None:
     """80 hidden features of 3 ranks are 32, 32 and 16."""
     tensors = save_dense(tmp_path)
     if name is not None:
-        quantization, format, quantize = CHECKPOINTS[name]
+        quantization, format, quantize = STORED[name]
         for key in [key for key in tensors if key.endswith("_proj.weight")]:
             parts = encoded(quantize(tensors.pop(key)), format)
-            path = key.removesuffix(".weight")
-            tensors |= {f"{path}.{suffix}": part.contiguous() for suffix, part in parts.items()}
+            path = key.removesuffix("weight")
+            tensors |= {f"{path}{suffix}": part.contiguous() for suffix, part in parts.items()}
         config = json.loads((tmp_path / "config.json").read_text())
         (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
         save_file(tensors, tmp_path / "model.safetensors")

@@ -141,6 +141,7 @@ def test_matrices_that_are_not_stored_alike_are_not_merged(monkeypatch: pytest.M
         (AWQ, "none", "quantization is 'none'.*stored as 'awq'.*leave quantization out"),
         (AWQ, "int8", "quantization is 'int8'.*stored as 'awq'"),
         (None, "awq", "quantization is 'awq', but the checkpoint is plain.*fp8, int8"),
+        (None, "gptq_marlin", "quantization is 'gptq_marlin', but the checkpoint is plain.*fp8, int8"),
         (None, "nine", "unknown quantization 'nine'.*fp8, int8"),
         ({"quant_method": "nine"}, None, "'nine'.*awq"),
     ],

@@ -18,7 +18,7 @@ from pellucid.quantize.ggml import WRITTEN, ggml_codes
 from pellucid.quantize.gguf import tokenizer_keys
 from pellucid.text.tokenizer import Tokenizer
 from pellucid.weights.gguf_folder import folder_of
-from tests.models.harness import load
+from tests.models.harness import Harness, load
 from tests.quantize.conftest import quantizer
 from tests.tiny import TEXT, write_checkpoint
 
@@ -76,6 +76,26 @@ def test_readers_find_the_numbers_that_were_meant(
     coded = [tensor for tensor in theirs.values() if len(tensor.shape) > 1]
     num_weights = sum(int(tensor.n_elements) for tensor in coded)
     assert report.bits == pytest.approx(8 * sum(int(tensor.n_bytes) for tensor in coded) / num_weights)
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "LlamaForCausalLM"])
+@pytest.mark.parametrize("name", ["Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0"])
+def test_llama_cpp_computes_with_it_what_we_do(tmp_path: Path, name: str, architecture: str) -> None:
+    """Where llama-cpp-python is; it rounds activations to 8 bits."""
+    llama_cpp = pytest.importorskip("llama_cpp")
+    plain, prompt = made_of(tmp_path / "plain", architecture), [3, 14, 15, 92, 65, 35]
+    quantizer(plain, tmp_path / "out", method=f"gguf:{name}").run()
+    file = tmp_path / "out" / f"model-{name}.gguf"
+    ours = Harness(load(file, max_model_len=32), num_seqs=1, max_len=16).step({0: prompt})[0]
+    options = {"n_ctx": 64, "n_threads": 1, "n_threads_batch": 1, "logits_all": True, "verbose": False}
+    model = llama_cpp.Llama(str(file), **options)
+    model.eval(prompt)
+    theirs = torch.tensor(model.scores[: len(prompt)].copy())
+    assert (theirs - ours).norm() < 0.06 * ours.norm()
+    tokenizer = Tokenizer.load(plain)
+    for text in TEXT:
+        assert model.tokenize(text.encode(), add_bos=False, special=True) == tokenizer.encode(text)
+    model.close()
 
 
 def test_the_tokenizer_goes_with_it(tmp_path: Path) -> None:

@@ -239,6 +239,34 @@ def test_compressed_tensors_reads_what_was_written(plain: Path, tmp_path: Path, 
     assert (theirs - logits(out)).abs().max() < bound * theirs.std()
 
 
+def test_transformers_reads_blocks_of_fp8(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
+    plain, out = write_checkpoint(tmp_path / "plain", model_type="qwen3", **sizes), tmp_path / "out"
+    quantizer(plain, out, method="fp8-block").run()
+    config = transformers.FineGrainedFP8Config(dequantize=True)
+    options = {"dtype": torch.float32, "quantization_config": config}
+    model = transformers.AutoModelForCausalLM.from_pretrained(out, **options)
+    with torch.no_grad():
+        theirs = model(torch.tensor([PROMPT])).logits[0]
+    torch.testing.assert_close(theirs, logits(out), atol=1e-4, rtol=1e-4)
+
+
+def test_bitsandbytes_reads_what_was_written(plain: Path, tmp_path: Path) -> None:
+    functional = pytest.importorskip("bitsandbytes.functional")
+    out = tmp_path / "out"
+    quantizer(plain, out, method="nf4").run()
+    files = [load_file(shard) for shard in out.glob("*.safetensors")]
+    weights = dict(torch_module(load(out, max_model_len=32).model).named_parameters())
+    for i in range(2):
+        path = f"model.layers.{i}.self_attn.o_proj.weight"
+        parts = next(tensors for tensors in files if path in tensors)
+        state = {key: tensor for key, tensor in parts.items() if key.startswith(f"{path}.")}
+        theirs = functional.QuantState.from_dict(state, device=torch.device("cpu"))
+        theirs.dtype = torch.float32
+        assert torch.equal(functional.dequantize_4bit(parts[path], theirs), weights[f"layers.{i}.o.weight"])
+
+
 @pytest.mark.parametrize(
     ("methods", "num"),
     [(("awq", "int4"), 6), pytest.param(("gptq", "awq", "int4"), 24, marks=pytest.mark.matrix)],
