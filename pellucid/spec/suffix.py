@@ -42,9 +42,10 @@ class SuffixProposer:
         num = min(config.suffix_decoding_max_cached_requests, MOST_POOL_TOKENS // POOL_PLACES)
         self.longest = min(config.suffix_decoding_max_tree_depth, LONGEST_MATCH)
         self._pool = torch.zeros(num, POOL_PLACES, dtype=torch.int32)
-        self._followed = torch.full_like(self._pool, -1)  # the same; -1: nothing follows
         self._lengths = torch.zeros(num, dtype=torch.int64)
         self._next = 0  # of the pool to be written
+        # What a CPU looks at: the pool without gaps; each text's last token, which nothing follows, is -1.
+        self._followed, self._places = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
 
     @classmethod
     def of(cls, config: SpeculativeConfig) -> Self:
@@ -54,8 +55,7 @@ class SuffixProposer:
         self, target: BuiltModel, factory: ModelFactory, sampler: Sampler
     ) -> tuple[BuiltModel | BuiltHead, ...]:
         """There are no weights; the pool goes to the device."""
-        self._pool, self._followed = self._pool.to(factory.device), self._followed.to(factory.device)
-        self._lengths = self._lengths.to(factory.device)
+        self._pool, self._lengths = self._pool.to(factory.device), self._lengths.to(factory.device)
         return ()
 
     def retire(self, slots: Sequence[int], token_ids: Tensor, num_computed: Tensor) -> None:
@@ -63,12 +63,15 @@ class SuffixProposer:
         for slot in slots if len(self._pool) else ():
             num_tokens = num_computed[slot] + 1
             length = num_tokens.clamp(max=POOL_PLACES)
-            place = torch.arange(POOL_PLACES, device=token_ids.device)
-            text = token_ids[slot, (num_tokens - length + place).clamp(max=token_ids.shape[1] - 1)]
-            self._pool[self._next] = text
-            self._followed[self._next] = text.where(place < length - 1, -1)
+            places = num_tokens - length + torch.arange(POOL_PLACES, device=token_ids.device)
+            self._pool[self._next] = token_ids[slot, places.clamp(max=token_ids.shape[1] - 1)]
             self._lengths[self._next] = length
             self._next = (self._next + 1) % len(self._pool)
+        if slots and not token_ids.is_cuda:
+            place, lengths = np.arange(POOL_PLACES), self._lengths.numpy()[:, None]
+            self._places = np.flatnonzero(place < lengths)
+            followed = np.where(place < lengths - 1, self._pool.numpy(), np.int32(-1))
+            self._followed = followed.reshape(-1)[self._places]
 
     def propose(
         self, fwd: ForwardInput, sampled: SampleOutput, known: Known, hidden: Tensor, taps: Tensor | None
@@ -102,24 +105,25 @@ class SuffixProposer:
         last = np.take_along_axis(texts, np.maximum(newest[:, None] - back, 0), 1)
         last[:, -1] = -2  # no token is that: a match ends here
         pool = self._pool.view(-1).numpy()
-        own = len(pool)  # a row's own places are behind the pool's
+        own = self.longest + len(self._followed)  # a row's own text is behind the pool
         start = np.full(self.longest, -1, dtype=np.int32)
-        seen = np.concatenate((start, self._followed.view(-1).numpy(), texts[0]))
+        seen = np.concatenate((start, self._followed, texts[0]))
         near = np.zeros((len(texts), NEAR), dtype=np.int64)
         tokens = np.full((*near.shape, len(back)), -1, dtype=np.int32)  # up to these places, the newest first
         for row, at in enumerate(newest.tolist()):
-            text = seen[: self.longest + own + at]
-            text[self.longest + own :] = texts[row, :at]
+            text = seen[: own + at]
+            text[own:] = texts[row, :at]
             places = likely_places(text, last[row, :-1])
             near[row, : len(places)] = places
             tokens[row, : len(places)] = text[places[:, None] + self.longest - back]
         num = (tokens != last[:, None]).argmax(-1)  # [B, NEAR], that agree
         rows, best = np.arange(len(texts))[:, None], np.argsort(-num, axis=1, kind="stable")[:, :VOTES]
-        num, votes = num[rows, best], near[rows, best, None]
+        places = np.concatenate((self._places, len(pool) + np.arange(texts.shape[1])))
+        num, votes = num[rows, best], places[near[rows, best, None]]
         ahead = votes + ahead  # [B, M, k]
-        follow = texts[rows[..., None], np.clip(ahead - own, 0, texts.shape[1] - 1)]
-        if own:
-            follow = np.where(votes < own, pool[np.minimum(ahead, own - 1)], follow)
+        follow = texts[rows[..., None], np.clip(ahead - len(pool), 0, texts.shape[1] - 1)]
+        if len(pool):
+            follow = np.where(votes < len(pool), pool[np.minimum(ahead, len(pool) - 1)], follow)
         return follow, (num > 0) & (num == num[:, :1])
 
 
@@ -129,13 +133,13 @@ def likely_places(text: Ints, last: Ints) -> NDArray[np.int64]:
     text: [longest + P], of which P are places.  last: [longest], the newest token first.
     """
     agrees = text[len(last) :] == last[0]
+    num = np.count_nonzero(agrees)
     for back in range(1, len(last)):
-        if np.count_nonzero(agrees) <= NEAR:
+        if num <= NEAR:
             break
         longer = agrees & (text[len(last) - back : -back] == last[back])
-        if not longer.any():
-            break
-        agrees = longer
+        num = np.count_nonzero(longer)
+        agrees = longer if num else agrees
     return agrees.nonzero()[0][: -1 - NEAR : -1]
 
 
