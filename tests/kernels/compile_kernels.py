@@ -130,9 +130,12 @@ from pellucid.kernels.verify_chain import take_by_chance_kernel, verify_chain_ke
 HOPPER = GPUTarget("cuda", 90, 32)
 ADA = GPUTarget("cuda", 89, 32)  # such as an L4
 AMPERE = GPUTarget("cuda", 80, 32)
+BLACKWELL = GPUTarget("cuda", 100, 32)  # such as a B200
+RTX = GPUTarget("cuda", 120, 32)  # Blackwell with an L4's shared memory, such as an RTX 5090
 FP8_LIMITS = {"*fp8e4nv": 448.0, "*fp8e5": 57344.0}
 FP8_HEADS = [(128, 64, stored) for stored in FP8_LIMITS]
-ROOM = {HOPPER: SHARED_MEMORY, ADA: 99 * 1024}  # bytes of shared memory that attention plans for
+# Bytes of shared memory that attention plans for.
+ROOM = {HOPPER: SHARED_MEMORY, ADA: 99 * 1024, BLACKWELL: SHARED_MEMORY, RTX: 99 * 1024}
 DTYPE = torch.bfloat16
 ALL = "--all" in sys.argv
 COMPILED: set[str] = set()  # names of kernels
@@ -293,7 +296,7 @@ def resources_of(cubin: bytes) -> tuple[int, int]:
 
 
 def main() -> None:
-    for target in ROOM:
+    for target in few(list(ROOM), 0, 1):
         compile_attention(target)
         compile_decode(target)
     for target in few(list(ROOM)):
@@ -311,13 +314,14 @@ def main() -> None:
     compile_packed_experts()
     compile_packed_experts_hopper()
     if ALL:
-        compile_few_rows(ADA)
+        for target in (ADA, BLACKWELL, RTX):
+            compile_few_rows(target)
     compile_passes()
     compile_exchanges()
     compile_spread()
     compile_adapters()
     compile_ends()
-    for target in few((HOPPER, ADA)):
+    for target in few(list(ROOM)):
         compile_experts(target)
     missing = kernels_of_package() - COMPILED
     assert not missing, f"nobody compiles {', '.join(sorted(missing))}"
@@ -388,7 +392,7 @@ def compile_experts(target: GPUTarget) -> None:
         for tile, is_gated in zip(both, (True, False), strict=True)
     ]
     for rows, full, is_gated in few(tiles, 0, -1):
-        tile = fitted(full, 2, {HOPPER: 227 * 1024, ADA: ROOM[ADA]}[target], boxes=target is HOPPER)
+        tile = fitted(full, 2, 227 * 1024 if target is HOPPER else ROOM[target], boxes=target is HOPPER)
         constants = {"NUM_OUT": 1536, "NUM_IN": 2048, "GATED": is_gated, "ACT": "silu", "ROWS": rows}
         constants |= {
             "OUTS": tile.outs,
@@ -893,7 +897,7 @@ def compile_packed() -> None:
         (3, 8, 4096, set()),
     )
     for target, (numbers, bits, group, given) in itertools.product(
-        few((HOPPER, AMPERE), 1), few(kinds, 1, 2, 4)
+        few((HOPPER, AMPERE, BLACKWELL, RTX), 1, 3), few(kinds, 1, 2, 4)
     ):
         constants = {"NUMBERS": numbers, "MIDDLE": 8, "BITS": bits, "GROUP": group, "GROUPS": 4096 // group}
         constants |= dict.fromkeys({"zero_ptr", "offset_ptr", "table_ptr", "bias_ptr"} - given)
@@ -985,7 +989,7 @@ def compile_packed_experts() -> None:
     types |= dict.fromkeys(("limit", "alpha"), "fp32")
     kinds = ((0, 4, 128, {"zero_ptr"}), (1, 4, 32, {"bias_ptr"}), (3, 8, 4096, set()))
     for target, (numbers, bits, group, given) in itertools.product(
-        few((HOPPER, AMPERE), 1), few(kinds, 0, 1)
+        few((HOPPER, AMPERE, BLACKWELL, RTX), 1), few(kinds, 0, 1)
     ):
         constants = {"NUMBERS": numbers, "MIDDLE": 8, "BITS": bits, "GROUP": group, "GROUPS": 4096 // group}
         constants |= dict.fromkeys({"zero_ptr", "offset_ptr", "table_ptr", "bias_ptr", "weights_ptr"} - given)
@@ -1062,6 +1066,8 @@ def compile_scaled_products() -> None:
     for target, x, weight, dtypes in (
         (HOPPER, "*fp8e4nv", "*fp8e4nv", ["*bf16"]),
         (ADA, "*fp8e4nv", "*fp8e4nv", ["*bf16"]),
+        (BLACKWELL, "*fp8e4nv", "*fp8e4nv", ["*bf16"]),
+        (RTX, "*fp8e4nv", "*fp8e4nv", ["*bf16"]),
         (AMPERE, "*i8", "*i8", ["*bf16"]),
         (AMPERE, None, "*u8", ["*bf16", "*fp16"]),
         (HOPPER, None, "*i8", ["*bf16"]),
