@@ -33,20 +33,21 @@ MOST_SURPRISE = 0.25
 class Crowd:
     """What is known of steps with about as many rows."""
 
-    beside: Numbers  # [1 + n], plain steps: with no drafts behind the proposer, and with each number of them
+    # [1 + n], plain steps: with no drafts behind the proposer, and with each number of them.
+    beside: list[float]
     plain: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    seconds: float | None = None  # of a plain step: their lower quartile
     is_seen: bool = False  # have there been steps with drafts?
 
-    @property
-    def seconds(self) -> float | None:
-        """Of a plain step: their lower quartile."""
-        return sorted(self.plain)[(len(self.plain) - 1) // 4] if self.plain else None
+    def add_plain(self, seconds: float) -> None:
+        self.plain.append(seconds)
+        self.seconds = sorted(self.plain)[(len(self.plain) - 1) // 4]
 
     def correct(self, place: int, by: float) -> None:
         """More drafts take no less, and fewer no more."""
-        value = self.beside[place] = max(0.0, self.beside[place] + by)
-        np.minimum(self.beside[:place], value, out=self.beside[:place])
-        np.maximum(self.beside[place:], value, out=self.beside[place:])
+        value = max(0.0, self.beside[place] + by)
+        fewer, more = self.beside[:place], self.beside[place + 1 :]
+        self.beside = [*(min(its, value) for its in fewer), value, *(max(its, value) for its in more)]
 
 
 class StepCosts:
@@ -68,23 +69,23 @@ class StepCosts:
         self._cheap_tokens, self._takes_passes = cheap_tokens, takes_passes
         self._learning = LEARNING_IF_TIMED if timed else LEARNING
         self.numbers = numbers_of(most, all_or_one=takes_passes and self._is_padded)
-        self._knots = np.array([0.0, *self.numbers])
+        self._knots = [0.0, *map(float, self.numbers)]
         self._crowds: dict[int, Crowd] = {}
         self._a_prompt_token = [0.0, 0.0]  # seconds, without the proposer and with it
         for num_rows, verified, made, seconds in sorted(timed):
             crowd = self._crowd(num_rows)
             if not made:
-                crowd.plain.append(seconds)
-            elif crowd.plain:
+                crowd.add_plain(seconds)
+            elif crowd.seconds:
                 place = self._place(verified)
-                crowd.correct(place, seconds / crowd.plain[0] - 1 - crowd.beside[place])
+                crowd.correct(place, seconds / crowd.seconds - 1 - crowd.beside[place])
                 crowd.is_seen = True
 
     def add_plain(self, num_rows: int, seconds: float, *, is_usual: bool = True) -> None:
         """is_usual: it was behind another one.  Others count where there are none."""
-        plain = (self._crowds.get(size_of(num_rows)) or self._crowd(num_rows)).plain
-        if is_usual or not plain:
-            plain.append(seconds)
+        crowd = self._crowds.get(size_of(num_rows)) or self._crowd(num_rows)
+        if is_usual or not crowd.plain:
+            crowd.add_plain(seconds)
 
     def add(
         self, num_rows: int, passes: int, drafts: float, seconds: float, *, is_usual: bool = True
@@ -97,7 +98,7 @@ class StepCosts:
         if plain is None:
             return None
         crowd = self._crowd(num_rows)
-        expected = float(self.extra(num_rows, passes, np.array([drafts]))[0])
+        expected = self.extra(num_rows, passes, drafts)
         beside = min(seconds / plain - 1, max(2 * expected, expected + MOST_SURPRISE))
         if is_usual:
             crowd.is_seen = True
@@ -105,12 +106,10 @@ class StepCosts:
             if self._takes_passes or self._is_padded:
                 crowd.correct(self._place(passes if self._takes_passes else drafts), error)
             else:
-                above = self._place(drafts)
-                below, most = max(0, above - 1), float(self._knots[above])
-                share = min(1.0, (most - drafts) / (most - float(self._knots[below]) or 1.0))
+                above, share = self._between(drafts)
                 crowd.correct(above, error * (1 - share))
                 if share > 0:
-                    crowd.correct(below, error * share)
+                    crowd.correct(above - 1, error * share)
         return 1 + beside
 
     def add_prompt(self, num_tokens: int, seconds: float, *, is_followed: bool) -> None:
@@ -132,23 +131,31 @@ class StepCosts:
         size = size_of(num_rows)
         return any(n < 2 * size and size < 2 * n for n, crowd in self._crowds.items() if crowd.plain)
 
-    def extra(self, num_rows: int, passes: int, drafts: Numbers) -> Numbers:
+    def extra(self, num_rows: int, passes: int, drafts: float) -> float:
         """What a step takes beside a plain one that makes so many drafts for each row.
 
-        drafts: [n], that it verifies of each row, on the mean.
+        drafts: that it verifies of each row, on the mean.
         """
         beside = self._crowd(num_rows).beside
-        if not self._takes_passes:  # then it does not matter how many are made
+        if self._takes_passes:
+            place = self._place(passes)
+            saved = 0.0 if self._is_padded else self._a_draft(num_rows, beside) * (self._knots[place] - drafts)
+            return max(0.0, beside[place] - saved)
+        above, share = self._between(drafts)  # how many are made does not matter
+        return beside[above] - share * (beside[above] - beside[above - 1]) if share else beside[above]
+
+    def extras(self, num_rows: int, passes: int, drafts: Numbers) -> Numbers:
+        """The same for several numbers of drafts, [n]."""
+        beside = self._crowd(num_rows).beside
+        if self._takes_passes:
+            place = self._place(passes)
             if self._is_padded:
-                return beside[np.searchsorted(self._knots, drafts)]
-            return np.interp(drafts, self._knots, beside)
-        place = self._place(passes)
-        whole = float(beside[place])
+                return np.full(len(drafts), beside[place])
+            a_draft = self._a_draft(num_rows, beside)
+            return np.maximum(beside[place] - a_draft * (self._knots[place] - drafts), 0.0)
         if self._is_padded:
-            return np.full(len(drafts), whole)
-        a_pass, a_draft = self._guess(num_rows)
-        a_draft *= float(beside[-1] - beside[0]) / (self.numbers[-1] * (a_pass + a_draft))
-        return np.maximum(whole - a_draft * self._knots[place] + a_draft * drafts, 0.0)
+            return np.array(beside)[np.searchsorted(self._knots, drafts)]
+        return np.interp(drafts, self._knots, beside)
 
     def plain_seconds(self, num_rows: int) -> float | None:
         """Of a plain step with so many rows; between two numbers that are known, on a line."""
@@ -171,6 +178,19 @@ class StepCosts:
         """Of the least number that is no less."""
         return 1 + bisect_left(self.numbers, min(drafts, self.numbers[-1])) if drafts > 0 else 0
 
+    def _between(self, drafts: float) -> tuple[int, float]:
+        """That place, and what share of a step with so many takes what one takes with the number below."""
+        above = self._place(drafts)
+        if self._is_padded or not above:
+            return above, 0.0
+        least, most = self._knots[above - 1 : above + 1]
+        return above, max(0.0, (most - drafts) / (most - least))
+
+    def _a_draft(self, num_rows: int, beside: list[float]) -> float:
+        """What a draft of each row takes to be verified, where a pass makes it."""
+        a_pass, a_draft = self._guess(num_rows)
+        return a_draft * (beside[-1] - beside[0]) / (self.numbers[-1] * (a_pass + a_draft))
+
     def _crowd(self, num_rows: int) -> Crowd:
         """Until drafts of so many rows are known it goes by the nearest whose are."""
         size = size_of(num_rows)
@@ -183,13 +203,14 @@ class StepCosts:
                 other = min(known)[1]
                 beside = self._crowds[other].beside
                 is_near = other / 2 <= size <= 2 * other
-                crowd.beside = beside * (1 if is_near else self._guesses(size) / self._guesses(other))
+                guesses = zip(beside, self._guesses(size), self._guesses(other), strict=True)
+                crowd.beside = [its if is_near else its * here / there for its, here, there in guesses]
         return crowd
 
-    def _guesses(self, size: int) -> Numbers:
+    def _guesses(self, size: int) -> list[float]:
         """[1 + n], of which nothing is known."""
         a_pass, a_draft = self._guess(size)
-        return 0.1 + a_pass / 2 + a_pass * np.maximum(self._knots - 1, 0) + a_draft * self._knots
+        return [0.1 + a_pass / 2 + a_pass * max(num - 1, 0) + a_draft * num for num in self._knots]
 
     def _guess(self, size: int) -> tuple[float, float]:
         """What a pass of the drafter takes, and a draft of each row."""

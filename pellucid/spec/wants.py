@@ -289,14 +289,15 @@ class Wants:
         if not load.num_decodes:
             return 0.0
         tokens, drafts = (num_new - load.num_joining) / load.num_decodes, load.num_drafts / load.num_decodes
-        return tokens - 1 - float(self.costs.extra(load.num_decodes, load.passes, np.array([drafts]))[0])
+        return tokens - 1 - self.costs.extra(load.num_decodes, load.passes, drafts)
 
     def learn(self, slots: Column, draft: Column, num_new: NDArray[np.int32]) -> None:
         """Rows with so many drafts, or none, have yielded so many tokens."""
         if not self._is_learning:
             return
         has_drafts = (draft > 0) & (num_new > 0)
-        slots, draft, num_new = slots[has_drafts], draft[has_drafts], num_new[has_drafts]
+        if np.count_nonzero(has_drafts) < len(slots):
+            slots, draft, num_new = slots[has_drafts], draft[has_drafts], num_new[has_drafts]
         tries, hits = self._chances.tries(draft, num_new), num_new - 1
         self._tries[slots] = self._tries[slots] * FORGETTING + tries
         self._hits[slots] = self._hits[slots] * FORGETTING + hits
@@ -357,11 +358,11 @@ class Wants:
             return known
         costs, numbers = self.costs, self.costs.numbers
         # Recorded steps may take as long with drafts of a few rows as with those of all.
-        extra = [costs.extra(num_rows, num, np.array([float(num)]))[0] for num in numbers]
+        extra = [costs.extra(num_rows, num, num) for num in numbers]
         most = min(TRIAL_COST * extra[0], TRIAL_MOST)
         num = max(num for num, took in zip(numbers, extra, strict=True) if num == 1 or took <= most)
         num_steps = min(TRIAL_STEPS, 1 + TRIAL_DRAFTS // (num * num_trying))
-        took = float(costs.extra(num_rows, num, np.array([num * num_trying / num_rows]))[0])
+        took = costs.extra(num_rows, num, num * num_trying / num_rows)
         best = self._best(self._chances.of(np.ones(1)), num_rows, math.inf).gain
         price = (1 + min(num_steps, LEAST_STEPS)) * took if best > 1 + self._margin(num_rows) else math.inf
         trial = self._trials[num_trying, num_rows] = Trial(num, num_steps, took, price)

@@ -67,7 +67,7 @@ def best_of(  # noqa: PLR0913
     beside.  waits: does anybody, for a slot?  proposed: drafts that the last step has made for each row.
     """
     num_slots = len(chances)
-    at_risk = max(at_risk, costs.extra(num_rows, 1, np.ones(1))[0])
+    at_risk = max(at_risk, costs.extra(num_rows, 1, 1))
     found, gain, at_best = Worth(0.0, np.zeros(num_slots, dtype=np.int64)), 0.0, 0.0
     tokens = 1 + chances.cumsum(axis=1)
     worth = chances if waits else 1 / (tokens - chances) - 1 / tokens  # of each draft behind those before it
@@ -75,7 +75,7 @@ def best_of(  # noqa: PLR0913
         chance, each = chances[:, :num].ravel(), worth[:, :num].ravel()
         order = np.argsort(-each, kind="stable")
         mean = each[order].cumsum() / num_slots
-        extra = costs.extra(num_rows, num, np.arange(1, 1 + len(order)) / num_slots)
+        extra = costs.extras(num_rows, num, np.arange(1, 1 + len(order)) / num_slots)
         gains = np.where(extra > at_risk, 0.0, (1 + mean if waits else 1 / (1 - mean)) / (1 + extra))
         best = int(np.argmax(gains))
         gain = max(gain, float(gains[best]))
