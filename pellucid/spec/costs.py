@@ -139,7 +139,9 @@ class StepCosts:
         beside = self._crowd(num_rows).beside
         if self._takes_passes:
             place = self._place(passes)
-            saved = 0.0 if self._is_padded else self._a_draft(num_rows, beside) * (self._knots[place] - drafts)
+            saved = (
+                0.0 if self._is_padded else self._a_draft(num_rows, beside) * (self._knots[place] - drafts)
+            )
             return max(0.0, beside[place] - saved)
         above, share = self._between(drafts)  # how many are made does not matter
         return beside[above] - share * (beside[above] - beside[above - 1]) if share else beside[above]

@@ -38,7 +38,9 @@ FIRST_RATE = 0.7  # what nothing is known of
 FORGETTING = 7 / 8  # with each verification
 PACING = 1 / 8  # by so much a step counts of how many tokens a row gets
 OTHERS = 16  # drafts: what was looked at so long ago in any sequence hardly counts any more
-AGAIN = 2  # steps with drafts, behind which is chosen anew
+# Steps with drafts, behind which is chosen anew: at first, and as long as nothing changes and each step pays
+# twice as many as before, up to the most.
+AGAIN, MOST_AGAIN = 2, 16
 AT_RISK = 3  # steps that are planned before the first of them has come home
 # Tokens beyond those of a plain step's time, for each doubling of the rows: rows with drafts end one by one,
 # and leave steps less full.
@@ -111,7 +113,11 @@ class Wants:
         # Of any sequence's drafts, with forgetting.
         self._all_tries = self._all_hits = 0.0
         self.has_switched = False  # the switch, or enough has been learnt: it is time to choose
-        self._num_drafting = 0  # steps with drafts since the last choice
+        # Steps with drafts that have come home since the last choice, and what their rows have yielded; those
+        # that are counted together are less work.
+        self._landed: list[tuple[Load, float, Column, NDArray[np.int32] | None]] = []
+        self._yielded: list[tuple[Column, Column, NDArray[np.int32]]] = []
+        self._again, self._num_drafting = AGAIN, 0  # so many are behind it
         self._waits = False  # somebody, for a slot
         self._pace: NDArray[np.float64] = np.ones(len(table.want))  # tokens a step, lately, with drafts
         self._was_plain = False  # the last step that has come home
@@ -137,6 +143,7 @@ class Wants:
 
     def begin(self, slot: int) -> None:
         """A sequence enters."""
+        self._take_in()
         self._rests, self._pace[slot] = False, 1.0
         self._tries[slot] = self._hits[slot] = 0.0
         if not self._is_learning:
@@ -242,13 +249,35 @@ class Wants:
         if self._took is None:
             return
         (load, seconds), self._took = self._took, None
-        switch, was = self.switch, (self.switch.is_on, self.switch.is_trying)
-        was_plain, self._was_plain = self._was_plain, not (load.num_tokens or load.passes or load.num_drafts)
+        switch, was_plain = self.switch, self._was_plain
+        self._was_plain = not (load.num_tokens or load.passes or load.num_drafts)
         if self._was_plain:
+            self._take_in()
+            was_on = switch.is_on
             switch.plain()
             self.costs.add_plain(load.num_rows, seconds, is_usual=was_plain)
-            self.has_switched |= switch.is_on != was[0]
+            self.has_switched |= switch.is_on != was_on
             return
+        self._landed.append((load, seconds, slots, each))
+        plain = self.costs.plain_seconds(load.num_rows)
+        pays = each is not None and plain is not None and each.sum() * plain > seconds * len(slots)
+        if not (pays and switch.is_on and not switch.is_trying and not load.num_tokens):
+            self._take_in()
+            self._again = AGAIN
+        self.has_switched |= len(self._landed) + self._num_drafting >= self._again
+
+    def _take_in(self) -> None:
+        """Count what has landed."""
+        for landed in self._landed:
+            self._count(*landed)
+        self._landed.clear()
+        for yielded in self._yielded:
+            self._teach(*yielded)
+        self._yielded.clear()
+
+    def _count(self, load: Load, seconds: float, slots: Column, each: NDArray[np.int32] | None) -> None:
+        """A step with drafts or prompts."""
+        switch, was = self.switch, (self.switch.is_on, self.switch.is_trying)
         plain = self.costs.plain_seconds(load.num_rows) if load.num_rows else None
         num_new = len(slots) if each is None else int(each.sum())
         if load.num_tokens:
@@ -274,7 +303,7 @@ class Wants:
                     switch.look()
         # Whoever a trial has waited for may be there now.
         is_idle = load.passes > 0 and switch.is_trying and self._num_tried < switch.num_trials
-        self.has_switched |= was != (switch.is_on, switch.is_trying) or self._num_drafting >= AGAIN or is_idle
+        self.has_switched |= was != (switch.is_on, switch.is_trying) or is_idle
 
     def _tokens(self, slots: Column, each: NDArray[np.int32] | None) -> float:
         """Of a row.  Where nobody waits those of rows count most that have been slow, for they end last."""
@@ -293,8 +322,10 @@ class Wants:
 
     def learn(self, slots: Column, draft: Column, num_new: NDArray[np.int32]) -> None:
         """Rows with so many drafts, or none, have yielded so many tokens."""
-        if not self._is_learning:
-            return
+        if self._is_learning:
+            self._yielded.append((slots, draft, num_new))
+
+    def _teach(self, slots: Column, draft: Column, num_new: NDArray[np.int32]) -> None:
         has_drafts = (draft > 0) & (num_new > 0)
         if np.count_nonzero(has_drafts) < len(slots):
             slots, draft, num_new = slots[has_drafts], draft[has_drafts], num_new[has_drafts]
@@ -311,6 +342,7 @@ class Wants:
 
         waits: does anybody for a slot?  Then tokens count, whosever they are; else how soon all answers end.
         """
+        self._take_in()
         self.has_switched, self._num_drafting, self._rests = False, 0, False
         self._waits = self._waits if waits is None else waits
         if not self._is_learning or not len(slots):
@@ -320,6 +352,7 @@ class Wants:
             return  # the trial is under way
         self._num_chosen = len(slots)
         able = slots[~self._has_lost[slots]]
+        was = want[able]
         want[slots] = 0
         self._num_looks += self._reads_text
         if self._reads_text and switch.may_begin and self._num_looks % 2 == 0:
@@ -331,6 +364,8 @@ class Wants:
             self._try(able, len(slots))
         elif len(able):
             want[able] = self._as_many_as_pay(able, len(slots))
+            is_same = np.array_equal(want[able], was)
+            self._again = min(2 * self._again, MOST_AGAIN) if is_same else AGAIN
         self._was_trying = switch.is_trying
 
     def _try(self, able: Column, num_rows: int) -> None:

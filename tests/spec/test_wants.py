@@ -254,6 +254,7 @@ def test_tokens_of_slow_rows_count_most_where_nobody_waits() -> None:
             run.wants.planned(step)
             run.wants.took(0.02)
             run.wants.landed(run.slots, np.array([3, 3, 3, 1], dtype=np.int32))
+        run.wants.choose(run.slots, waits=waits)  # steps are counted together
         assert (run.wants.switch.credit > 2.0) == waits
 
 
