@@ -32,12 +32,11 @@ from pellucid.spec.costs import StepCosts
 from pellucid.spec.drafter import UNTIMED, Drafter, Timings
 from pellucid.spec.echoes import NUM_TOKENS, num_foretold
 from pellucid.spec.switch import Switch
-from pellucid.spec.worth import Worth, best_of, rates_of
+from pellucid.spec.worth import UNKNOWN_RATE, Lately, Worth, best_of, rates_of
 
-FIRST_RATE = 0.7  # what nothing is known of
 FORGETTING = 7 / 8  # with each verification
 PACING = 1 / 8  # by so much a step counts of how many tokens a row gets
-OTHERS = 16  # drafts: what was looked at so long ago in any sequence hardly counts any more
+BEGINNING = 8  # drafts that are looked at: so many of a sequence are like the first ones of others
 # Steps with drafts, behind which is chosen anew: at first, and as long as nothing changes and each step pays
 # twice as many as before, up to the most.
 AGAIN, MOST_AGAIN = 2, 16
@@ -52,7 +51,8 @@ LEAST_STEPS = 2  # for which the account must have enough
 # A drafter with KV may lose this part of what it has gained, lately, before it is given up; how fast that is
 # learnt and forgotten, with each choice.
 HOPE, HOPING, DESPAIRING = 0.1, 1 / 8, 1 / 64
-ECHO_ROWS, ECHO_GAIN = 4, 1.1  # whose texts are looked at; tokens for a plain step's time, to begin
+ECHO_ROWS = 4  # whose texts are looked at
+FIRST_GAIN = 1.1  # tokens for a plain step's time, to begin without a trial
 
 
 class Load(NamedTuple):
@@ -110,8 +110,9 @@ class Wants:
         self._rests = False  # nobody had drafts in the last plan, nor wanted any
         self._loads: deque[Load] = deque()  # of plans under way
         self._took: tuple[Load, float] | None = None
-        # Of any sequence's drafts, with forgetting.
-        self._all_tries = self._all_hits = 0.0
+        self._all, self._first = Lately(), Lately()  # any sequence's drafts, and the first of each
+        self._num_looked_at: NDArray[np.float64] = np.zeros(len(table.want))  # drafts, of each sequence
+        self._entered: list[int] = []  # slots, since the last plan
         self.has_switched = False  # the switch, or enough has been learnt: it is time to choose
         # Steps with drafts that have come home since the last choice, and what their rows have yielded; those
         # that are counted together are less work.
@@ -145,11 +146,12 @@ class Wants:
         """A sequence enters."""
         self._take_in()
         self._rests, self._pace[slot] = False, 1.0
-        self._tries[slot] = self._hits[slot] = 0.0
+        self._tries[slot] = self._hits[slot] = self._num_looked_at[slot] = 0.0
         if not self._is_learning:
             self._table.want[slot] = self._most
             return
         self.switch.entered(self._num_rows)
+        self._entered.append(slot)
         self._has_lost[slot] = self._keeps_kv and not self._may_follow
         self._is_followed[slot] = False
         self._table.want[slot] = 0
@@ -172,6 +174,9 @@ class Wants:
         chunks: slots with a part of a prompt, whether or not they are among the others.
         """
         switch, num_rows = self.switch, max(len(slots), len(chunks))
+        if self._entered and not switch.is_on:
+            self._begin_as_others_did(np.array(self._entered), num_rows)
+        self._entered.clear()
         if switch.is_trying and self._num_tried < switch.num_trials:
             is_new = len(chunks) > 0 and (not self._keeps_kv or self._follows(list(chunks), num_rows))
         else:
@@ -332,10 +337,11 @@ class Wants:
         tries, hits = self._chances.tries(draft, num_new), num_new - 1
         self._tries[slots] = self._tries[slots] * FORGETTING + tries
         self._hits[slots] = self._hits[slots] * FORGETTING + hits
-        num = float(tries.sum())
-        kept = OTHERS / (OTHERS + num)
-        self._all_tries = kept * self._all_tries + num
-        self._all_hits = kept * self._all_hits + float(hits.sum())
+        self._all.add(float(tries.sum()), float(hits.sum()))
+        is_first = self._num_looked_at[slots] < BEGINNING
+        if np.count_nonzero(is_first):
+            self._first.add(float(tries[is_first].sum()), float(hits[is_first].sum()))
+            self._num_looked_at[slots] += tries
 
     def choose(self, slots: Column, *, waits: bool | None = None) -> None:
         """Those that run want as many from now on as they are worth.
@@ -376,8 +382,8 @@ class Wants:
         if not self.switch.may_try(price) or not len(some):
             return
         # What is known of drafts may hold no more.
-        self._all_tries *= KEPT_FOR_TRIAL
-        self._all_hits *= KEPT_FOR_TRIAL
+        self._all.forget(KEPT_FOR_TRIAL)
+        self._num_looked_at[able] = BEGINNING
         self._tries[able] *= KEPT_FOR_TRIAL
         self._hits[able] *= KEPT_FOR_TRIAL
         self._table.want[some] = num
@@ -427,7 +433,7 @@ class Wants:
     def _doubt(self, slots: Column) -> float:
         """The standard deviation of their mean rate, if it is what they have taught."""
         tries = float(self._tries[slots].sum()) + 1
-        rate = min(1.0, (float(self._hits[slots].sum()) + FIRST_RATE) / tries)
+        rate = min(1.0, (float(self._hits[slots].sum()) + UNKNOWN_RATE) / tries)
         return math.sqrt(rate * (1 - rate) / tries)
 
     def _look_for_echoes(self, slots: Column) -> None:
@@ -435,20 +441,33 @@ class Wants:
         some = np.roll(slots, -self._num_looks // 2 * ECHO_ROWS)[:ECHO_ROWS]
         found = sum(num_foretold(self._table.tokens(slot)) for slot in some.tolist())
         num = NUM_TOKENS * len(some)
-        self._all_tries, self._all_hits = float(num), float(found)
+        self._all.tries, self._all.hits = float(num), float(found)
         self._tries[slots] = self._hits[slots] = 0.0
         self._gain = self._worth(slots, len(slots)).gain
-        if self._gain >= ECHO_GAIN:
+        if self._gain >= FIRST_GAIN:
             self.switch.begin()
+
+    def _begin_as_others_did(self, slots: Column, num_rows: int) -> None:
+        """If most of those that run enter now, and the first drafts of others have paid."""
+        if self.switch.may_begin and 2 * len(slots) >= num_rows and self._first.tries >= BEGINNING:
+            gain, drafts = self._worth(slots, num_rows)
+            if gain >= FIRST_GAIN:
+                self.switch.begin()
+                self._has_lost[slots], self._table.want[slots] = False, drafts
 
     def _worth(self, slots: Column, num_rows: int) -> Worth:
         """Of the drafts of these rows, of all rows as of these.
 
         So a drafter that most rows have no KV of is kept, until they have left or the account is empty.
         """
-        first = min(1.0, (self._all_hits + FIRST_RATE) / (self._all_tries + 1))
-        rates = rates_of(self._tries[slots], self._hits[slots], first)
+        rates = rates_of(self._tries[slots], self._hits[slots], self._all.rate, self._first_rates(slots))
         return self._best(self._chances.of(rates), num_rows, self.switch.credit)
+
+    def _first_rates(self, slots: Column) -> Numbers | float:
+        """What is expected of rows that have taught nothing yet."""
+        if self._first.tries < BEGINNING:
+            return self._all.rate
+        return np.where(self._num_looked_at[slots] < BEGINNING, self._first.rate, self._all.rate)
 
     def _best(self, chances: Numbers, num_rows: int, credit: float) -> Worth:
         """The same for rows whose drafts stand with these chances, [rows, drafts], at the risk of so much."""

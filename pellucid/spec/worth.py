@@ -8,6 +8,7 @@ one row delay the others.  No torch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -16,12 +17,35 @@ from numpy.typing import NDArray
 from pellucid.spec.chances import Numbers
 from pellucid.spec.costs import StepCosts
 
+UNKNOWN_RATE = 0.7  # of drafts, if nothing is known
+MEMORY = 16  # drafts: what was looked at so long ago hardly counts any more
 LEAST_CHANCE = 0.05  # of a draft, however cheap it is
 STAYING = 1.02  # for as many passes as before: a step with more verifies as few drafts as the one before it
 # As how many of a row's own drafts that have been looked at the rate of all counts.
 FIRST_TRIES, TRIES_A_ROW = 4.0, 0.25
 LEAST_TRIES, MOST_TRIES = 0.5, 16.0
 MANY = 4  # rows, of which it is told how much they differ
+
+
+@dataclass(slots=True)
+class Lately:
+    """Drafts that were looked at, up to the first that fell, and those that stood, with forgetting."""
+
+    tries: float = 0.0
+    hits: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        return min(1.0, (self.hits + UNKNOWN_RATE) / (self.tries + 1))
+
+    def add(self, tries: float, hits: float) -> None:
+        self.forget(MEMORY / (MEMORY + tries))
+        self.tries += tries
+        self.hits += hits
+
+    def forget(self, kept: float) -> None:
+        self.tries *= kept
+        self.hits *= kept
 
 
 class Worth(NamedTuple):
@@ -31,9 +55,12 @@ class Worth(NamedTuple):
     drafts: NDArray[np.int64]  # [rows]
 
 
-def rates_of(tries: Numbers, hits: Numbers, first: float) -> Numbers:
-    """With what chance drafts of rows stand, of which so many were looked at, and stood; first: of all."""
-    others = tries_of_others(tries, hits, first)
+def rates_of(tries: Numbers, hits: Numbers, rate: float, first: Numbers | float) -> Numbers:
+    """With what chance drafts of rows stand, of which so many were looked at, and stood.
+
+    rate: of all.  first: what is expected of rows of which nothing is known.
+    """
+    others = tries_of_others(tries, hits, rate)
     return np.minimum((hits + others * first) / (tries + others), 1.0)
 
 
