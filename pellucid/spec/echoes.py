@@ -15,13 +15,15 @@ PAIR = 2  # tokens that must have occurred before
 
 def num_foretold(token_ids: NDArray[np.int32]) -> int:
     """Of the last NUM_TOKENS tokens those that followed the two before them when these last occurred."""
-    tokens = token_ids[-LONGEST:].astype(np.int64)
+    tokens = token_ids[-LONGEST:]
     if len(tokens) < NUM_TOKENS + PAIR + 1:
         return 0
-    pairs = tokens[:-1] << 32 | tokens[1:]
-    places = np.arange(len(tokens) - NUM_TOKENS, len(tokens))
-    earlier = np.arange(len(tokens) - PAIR - 1)[::-1]  # the latest first
-    agrees = (pairs[earlier] == pairs[places - PAIR, None]) & (earlier < places[:, None] - PAIR)
-    at = agrees.argmax(axis=1)
-    is_right = agrees[np.arange(NUM_TOKENS), at] & (tokens[earlier[at] + PAIR] == tokens[places])
-    return int(np.count_nonzero(is_right))
+    text, size, found = tokens.tobytes(), tokens.itemsize, 0
+    for place in range(len(tokens) - NUM_TOKENS, len(tokens)):
+        start, end = size * (place - PAIR), size * place
+        at = text.rfind(text[start:end], 0, end - size)
+        while at > 0 and at % size:  # in the middle of a token
+            at = text.rfind(text[start:end], 0, at + size * PAIR - 1)
+        follows = at + size * PAIR
+        found += at >= 0 and text[follows : follows + size] == text[end : end + size]
+    return found

@@ -59,12 +59,16 @@ class Load(NamedTuple):
     """A plan that is under way: what its time will say."""
 
     num_rows: int
-    num_drafts: int  # that it verifies
-    passes: int  # drafts that it makes for each row
-    num_tokens: int  # that it computes, if there are prompts among them
-    num_decodes: int
-    num_joining: int  # prompts that end
-    most_drafts: int  # that it verifies of a row
+    num_drafts: int = 0  # that it verifies
+    passes: int = 0  # drafts that it makes for each row
+    num_tokens: int = 0  # that it computes, if there are prompts among them
+    num_decodes: int = 0
+    num_joining: int = 0  # prompts that end
+    most_drafts: int = 0  # that it verifies of a row
+
+    @property
+    def is_plain(self) -> bool:
+        return not (self.num_tokens or self.passes or self.num_drafts)
 
 
 class Trial(NamedTuple):
@@ -108,6 +112,9 @@ class Wants:
         self._is_followed = self._has_lost.copy()  # prompts of which a part was planned with the drafter
         self._proposes, self._num_proposed = False, 0  # the last plan
         self._rests = False  # nobody had drafts in the last plan, nor wanted any
+        self._is_idle = False  # nor does anybody in this one: it is planned as the one before it
+        self._is_waiting = False  # a trial: nobody who runs could take part
+        self._was_idle, self._idle = False, Load(0)  # the plan before it, and what it is
         self._loads: deque[Load] = deque()  # of plans under way
         self._took: tuple[Load, float] | None = None
         self._all, self._first = Lately(), Lately()  # any sequence's drafts, and the first of each
@@ -160,8 +167,9 @@ class Wants:
 
     def rests(self, step: Step) -> bool:
         """Will this plan have no drafts, as the last one, nor want any?"""
-        is_idle = self._rests and not self.switch.is_on and not step.chunks
-        return is_idle and not np.count_nonzero(self._table.drafts[step.decodes])
+        rests = self._rests and (self._is_waiting or not self.switch.is_on) and not step.chunks
+        self._was_idle, self._is_idle = self._is_idle, rests and not self._table.drafts[step.decodes].any()
+        return self._is_idle
 
     @property
     def _may_follow(self) -> bool:
@@ -218,10 +226,15 @@ class Wants:
         """A plan is complete."""
         if not self._is_learning:
             return
-        if self.rests(step):
-            self._has_lost[step.decodes] = self._keeps_kv
-            self._num_rows = step.num_rows or 1
-            self._loads.append(Load(step.num_rows, 0, 0, 0, len(step.decodes), 0, 0))
+        if self._is_idle:
+            if self._keeps_kv and not self._was_idle:
+                self._has_lost[step.decodes] = True
+            if step.num_rows != self._idle.num_rows:
+                self._idle, self._num_rows = (
+                    Load(step.num_rows, num_decodes=step.num_rows),
+                    step.num_rows or 1,
+                )
+            self._loads.append(self._idle)
             return
         most_drafts = self._num_proposed if step.num_drafts else 0
         self._proposes, self._num_proposed = step.num_propose > 0, step.num_propose
@@ -254,38 +267,38 @@ class Wants:
         if self._took is None:
             return
         (load, seconds), self._took = self._took, None
-        switch, was_plain = self.switch, self._was_plain
-        self._was_plain = not (load.num_tokens or load.passes or load.num_drafts)
-        if self._was_plain:
-            self._take_in()
-            was_on = switch.is_on
-            switch.plain()
-            self.costs.add_plain(load.num_rows, seconds, is_usual=was_plain)
-            self.has_switched |= switch.is_on != was_on
-            return
         self._landed.append((load, seconds, slots, each))
+        if self.switch.is_on or self.switch.is_looking or not load.is_plain:
+            if not self._pays(load, seconds, each):
+                self._take_in()
+                self._again = AGAIN
+            self.has_switched |= len(self._landed) + self._num_drafting >= self._again
+
+    def _pays(self, load: Load, seconds: float, each: NDArray[np.int32] | None) -> bool:
+        """Has a step with drafts, that is no trial, yielded more than plain ones in as much time?"""
+        if each is None or load.num_tokens or not self.switch.is_on or self.switch.is_trying:
+            return False
         plain = self.costs.plain_seconds(load.num_rows)
-        pays = each is not None and plain is not None and each.sum() * plain > seconds * len(slots)
-        if not (pays and switch.is_on and not switch.is_trying and not load.num_tokens):
-            self._take_in()
-            self._again = AGAIN
-        self.has_switched |= len(self._landed) + self._num_drafting >= self._again
+        return plain is not None and int(each.sum()) * plain > seconds * len(each)
 
     def _take_in(self) -> None:
-        """Count what has landed."""
+        """Count what has landed.  Several steps at once are less work than one by one."""
         for landed in self._landed:
             self._count(*landed)
-        self._landed.clear()
         for yielded in self._yielded:
             self._teach(*yielded)
+        self._landed.clear()
         self._yielded.clear()
 
     def _count(self, load: Load, seconds: float, slots: Column, each: NDArray[np.int32] | None) -> None:
-        """A step with drafts or prompts."""
         switch, was = self.switch, (self.switch.is_on, self.switch.is_trying)
+        was_plain, self._was_plain = self._was_plain, load.is_plain
         plain = self.costs.plain_seconds(load.num_rows) if load.num_rows else None
         num_new = len(slots) if each is None else int(each.sum())
-        if load.num_tokens:
+        if load.is_plain:
+            switch.plain()
+            self.costs.add_plain(load.num_rows, seconds, is_usual=was_plain)
+        elif load.num_tokens:
             switch.passed(seconds / plain if plain else 0.0)
             if self._keeps_kv:
                 self.costs.add_prompt(load.num_tokens, seconds, is_followed=load.passes > 0)
@@ -378,6 +391,7 @@ class Wants:
         """Say what a trial takes; in one, have its rows want drafts."""
         stride = -(-len(able) // max(TRIAL_ROWS, num_rows // 4)) or 1
         some = able[self.switch.num_trials % stride :: stride]  # by turns, so that all get on
+        self._is_waiting = not len(some)
         num, num_steps, took, price = self._trial_of(max(1, len(some)), num_rows)
         if not self.switch.may_try(price) or not len(some):
             return
@@ -443,7 +457,7 @@ class Wants:
         num = NUM_TOKENS * len(some)
         self._all.tries, self._all.hits = float(num), float(found)
         self._tries[slots] = self._hits[slots] = 0.0
-        self._gain = self._worth(slots, len(slots)).gain
+        self._gain = self._worth(slots, len(slots)).gain if found else 1.0
         if self._gain >= FIRST_GAIN:
             self.switch.begin()
 

@@ -73,10 +73,12 @@ def test_engines_that_live_on_lose_at_most_a_fiftieth_and_follow_rates_that_chan
 
 
 def test_a_wave_of_bad_drafts_behind_good_ones_is_not_spent_on_trials() -> None:
-    """Though the account is full."""
+    """Though the account is full, and it begins as those before it did: on the mean of some runs."""
     work = Work(rows=8, answer=128, rates=(constant(0.9), constant(0.9), constant(0.3)))
     machine = MACHINES["medusa on a CPU"]
-    assert Run(machine, work).waves[2] > 0.93 * Run(machine, work, fixed=0).waves[2]
+    seeds = range(4)
+    waves = [[Run(machine, work, fixed=num, seed=seed).waves[2] for seed in seeds] for num in (None, 0)]
+    assert np.mean(np.divide(*waves)) > 0.9
 
 
 def test_one_draft_of_each_row_is_found_to_be_the_best_number() -> None:
