@@ -478,10 +478,14 @@ class Wants:
         return self._best(self._chances.of(rates), num_rows, self.switch.credit)
 
     def _first_rates(self, slots: Column) -> Numbers | float:
-        """What is expected of rows that have taught nothing yet."""
-        if self._first.tries < BEGINNING:
-            return self._all.rate
-        return np.where(self._num_looked_at[slots] < BEGINNING, self._first.rate, self._all.rate)
+        """What is expected of rows that have taught nothing yet.
+
+        What is said of the first drafts only ever begins some: if they fall, that is learnt.
+        """
+        rate = self._all.rate
+        if self._first.tries < BEGINNING or self._first.rate <= rate:
+            return rate
+        return np.where(self._num_looked_at[slots] < BEGINNING, self._first.rate, rate)
 
     def _best(self, chances: Numbers, num_rows: int, credit: float) -> Worth:
         """The same for rows whose drafts stand with these chances, [rows, drafts], at the risk of so much."""
