@@ -397,7 +397,6 @@ class Wants:
             return
         # What is known of drafts may hold no more.
         self._all.forget(KEPT_FOR_TRIAL)
-        self._num_looked_at[able] = BEGINNING
         self._tries[able] *= KEPT_FOR_TRIAL
         self._hits[able] *= KEPT_FOR_TRIAL
         self._table.want[some] = num
