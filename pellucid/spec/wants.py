@@ -32,7 +32,7 @@ from pellucid.spec.costs import StepCosts
 from pellucid.spec.drafter import UNTIMED, Drafter, Timings
 from pellucid.spec.echoes import NUM_TOKENS, num_foretold
 from pellucid.spec.switch import Switch
-from pellucid.spec.worth import UNKNOWN_RATE, Lately, Worth, best_of, rates_of
+from pellucid.spec.worth import SLOWEST, UNKNOWN_RATE, Lately, Worth, best_of, rates_of
 
 FORGETTING = 7 / 8  # with each verification
 PACING = 1 / 8  # by so much a step counts of how many tokens a row gets
@@ -327,7 +327,7 @@ class Wants:
         """Of a row.  Where nobody waits those of rows count most that have been slow, for they end last."""
         if each is None:
             return 1.0
-        weights = np.ones(len(slots)) if self._waits else self._pace[slots] ** -2
+        weights = np.ones(len(slots)) if self._waits else self._pace[slots] ** -(1 + SLOWEST)
         self._pace[slots] += PACING * (each - self._pace[slots])
         return float(weights @ each / weights.sum())
 

@@ -28,6 +28,7 @@ CASES = {
     "a head, bad": ("eagle3", constant(0.2), ((1, 96), (64, 96), (256, 96)), 0.98, 0.95),
     "a head, by turns": ("eagle3", turns(32, 0.8, 0.5, 0.2), ((1, 768), (8, 96), (256, 96)), 0.98, 0.95),
     "a head, long turns": ("eagle3", turns(96, 0.9, 0.1), ((1, 768),), 1.25, 0.95),
+    "a head, of rows that differ": ("eagle3", mixed(0.9, 0.5, 0.0), ((8, 96), (32, 96)), 0.96, 0.95),
     "a head on a CPU, bad": ("eagle3 on a CPU", constant(0.0), ((1, 96), (8, 96)), 0.98, 0.95),
     "a head on a CPU, middling": ("eagle3 on a CPU", constant(0.7), ((1, 768),), 1.1, 0.95),
     "a head on a CPU, too dear": ("eagle3 on a CPU", constant(0.8), ((256, 96),), 1.0, 0.95),
@@ -221,11 +222,15 @@ def test_each_sequence_has_its_own_rate() -> None:
 
 
 def test_rows_that_differ_teach_each_other_less() -> None:
-    """Half of them never have a draft that stands: a few verifications tell, as all is alike in each half."""
+    """Half of them never have a draft that stands: a few verifications tell, as all is alike in each half.
+
+    Behind a queue, where these do not hold the others back.
+    """
     alike, different = Steps([0.5] * 16), Steps([1.0, 0.0] * 8)
     for run in (alike, different):
         steps = tuple(Timed(16, num, num, 0.01 + 0.002 * num) for num in range(1 + MOST))
         run.wants.costs = StepCosts(MOST, 256, Timings(steps=steps))
+        run.wants.choose(run.slots, waits=True)
         run.go(16)
     assert different.table.want[0:16:2].min() > 0 and not different.table.want[1:16:2].any()
     assert alike.table.want[:16].min() > 0
