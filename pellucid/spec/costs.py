@@ -13,12 +13,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pellucid.spec.drafter import UNTIMED, Timings
+from pellucid.spec.drafter import UNTIMED, Timed, Timings
 
 Numbers = NDArray[np.float64]
 NUMBERS = (1, 2, 3, 4, 6, 8, 11, 16, 24, 32, 48)  # of drafts, from which to choose
@@ -72,14 +75,21 @@ class StepCosts:
         self._knots = [0.0, *map(float, self.numbers)]
         self._crowds: dict[int, Crowd] = {}
         self._a_prompt_token = [0.0, 0.0]  # seconds, without the proposer and with it
-        for num_rows, verified, made, seconds in sorted(timed):
-            crowd = self._crowd(num_rows)
+        for num_rows, steps in groupby(sorted(timed), key=itemgetter(0)):
+            self._begin_with(self._crowd(num_rows), steps)
+
+    def _begin_with(self, crowd: Crowd, steps: Iterable[Timed]) -> None:
+        """What was timed, of so many rows; between two numbers of drafts, on a line."""
+        known = {0: crowd.beside[0]}
+        for _, verified, made, seconds in steps:
             if not made:
                 crowd.add_plain(seconds)
             elif crowd.seconds:
-                place = self._place(verified)
-                crowd.correct(place, seconds / crowd.seconds - 1 - crowd.beside[place])
+                known[verified] = max(0.0, seconds / crowd.seconds - 1)
                 crowd.is_seen = True
+        known[0] = min(known.values())
+        if crowd.is_seen:
+            crowd.beside = np.interp(self._knots, list(known), list(known.values())).tolist()
 
     def add_plain(self, num_rows: int, seconds: float, *, is_usual: bool = True) -> None:
         """is_usual: it was behind another one.  Others count where there are none."""
@@ -235,9 +245,11 @@ def kinds_to_time(
 ) -> list[tuple[int, int, int]]:
     """(rows, drafts of each that are verified, and made): steps that stand for all others.
 
-    The most telling ones come first.  Where steps are padded the proposer alone takes what one draft does.
+    The most telling ones come first: few rows and many, no drafts and all.  Where steps are padded the
+    proposer alone takes what one draft does.
     """
     powers = [1 << i for i in range(most_rows.bit_length())]
-    rows = dict.fromkeys([*powers[::2], most_rows, *powers])
-    each = [(0, 0), *[(0, 1)] * (not is_padded), *((n, n) for n in numbers_of(most, all_or_one=all_or_one))]
+    rows = dict.fromkeys([1, most_rows, *powers[::2], *powers])
+    numbers = [(n, n) for n in numbers_of(most, all_or_one=all_or_one)]
+    each = dict.fromkeys([(0, 0), numbers[-1], numbers[0], *[(0, 1)] * (not is_padded), *numbers])
     return [(num_rows, *numbers) for num_rows in rows for numbers in each]
