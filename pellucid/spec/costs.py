@@ -36,19 +36,25 @@ MOST_SURPRISE = 0.25
 class Crowd:
     """What is known of steps with about as many rows."""
 
-    # [1 + n], plain steps: with no drafts behind the proposer, and with each number of them.
+    # [1 + n], units: with no drafts behind the proposer, and with each number of them.
     beside: list[float]
+    unit: float | None = None  # seconds, of a plain step when others were timed; None: whatever one takes
     plain: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     seconds: float | None = None  # of a plain step: their lower quartile
     is_seen: bool = False  # have there been steps with drafts?
+
+    @property
+    def scale(self) -> float:
+        """Plain steps of a unit: longer texts make plain steps longer, and hardly what drafts take beside."""
+        return min(max(1 / 2, self.unit / self.seconds), 2.0) if self.unit and self.seconds else 1.0
 
     def add_plain(self, seconds: float) -> None:
         self.plain.append(seconds)
         self.seconds = sorted(self.plain)[(len(self.plain) - 1) // 4]
 
     def correct(self, place: int, by: float) -> None:
-        """More drafts take no less, and fewer no more."""
-        value = max(0.0, self.beside[place] + by)
+        """By so many plain steps.  More drafts take no less, and fewer no more."""
+        value = max(0.0, self.beside[place] + by / self.scale)
         fewer, more = self.beside[:place], self.beside[place + 1 :]
         self.beside = [*(min(its, value) for its in fewer), value, *(max(its, value) for its in more)]
 
@@ -84,6 +90,7 @@ class StepCosts:
         for _, verified, made, seconds in steps:
             if not made:
                 crowd.add_plain(seconds)
+                crowd.unit = crowd.seconds
             elif crowd.seconds:
                 known[verified] = max(0.0, seconds / crowd.seconds - 1)
                 crowd.is_seen = True
@@ -146,7 +153,7 @@ class StepCosts:
 
         drafts: that it verifies of each row, on the mean.
         """
-        beside = self._crowd(num_rows).beside
+        beside = self._beside(num_rows)
         if self._takes_passes:
             place = self._place(passes)
             saved = (
@@ -158,7 +165,7 @@ class StepCosts:
 
     def extras(self, num_rows: int, passes: int, drafts: Numbers) -> Numbers:
         """The same for several numbers of drafts, [n]."""
-        beside = self._crowd(num_rows).beside
+        beside = self._beside(num_rows)
         if self._takes_passes:
             place = self._place(passes)
             if self._is_padded:
@@ -168,6 +175,12 @@ class StepCosts:
         if self._is_padded:
             return np.array(beside)[np.searchsorted(self._knots, drafts)]
         return np.interp(drafts, self._knots, beside)
+
+    def _beside(self, num_rows: int) -> list[float]:
+        """[1 + n], plain steps."""
+        crowd = self._crowd(num_rows)
+        scale = crowd.scale
+        return [scale * its for its in crowd.beside]
 
     def plain_seconds(self, num_rows: int) -> float | None:
         """Of a plain step with so many rows; between two numbers that are known, on a line."""
@@ -213,7 +226,7 @@ class StepCosts:
             known = [(abs(other - size), other) for other, its in self._crowds.items() if its.is_seen]
             if known:
                 other = min(known)[1]
-                beside = self._crowds[other].beside
+                beside = self._beside(other)
                 is_near = other / 2 <= size <= 2 * other
                 guesses = zip(beside, self._guesses(size), self._guesses(other), strict=True)
                 crowd.beside = [its if is_near else its * here / there for its, here, there in guesses]

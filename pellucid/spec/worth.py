@@ -105,9 +105,8 @@ def best_of(  # noqa: PLR0913
         order = np.argsort(-each, kind="stable")
         mean = each[order].cumsum() / num_slots
         extra = costs.extras(num_rows, num, np.arange(1, 1 + len(order)) / num_slots)
-        gains = np.where(
-            extra > at_risk, 0.0, (1 + mean if waits else (1 - mean) ** (-1 / SLOWEST)) / (1 + extra)
-        )
+        gains = (1 + mean if waits else (1 - mean) ** (-1 / SLOWEST)) / (1 + extra)
+        gains[extra > at_risk] = 0.0
         best = int(np.argmax(gains))
         gain = max(gain, float(gains[best]))
         hoped = gains[best] * (STAYING if num == proposed else 1)

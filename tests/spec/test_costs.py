@@ -74,6 +74,18 @@ def test_steps_that_are_not_padded_lie_on_lines_between_those_that_were_timed() 
     )
 
 
+def test_longer_texts_make_plain_steps_longer_and_not_what_drafts_take_beside() -> None:
+    timed = Timed(8, 0, 0, 0.01), Timed(8, 4, 4, 0.03)
+    costs = StepCosts(4, 27, Timings(steps=timed))
+    assert extra(costs, 8, 4, 4) == pytest.approx(2)
+    for _ in range(16):
+        costs.add_plain(8, 0.016)
+    assert extra(costs, 8, 4, 4) == pytest.approx(2 / 1.6)
+    for _ in range(200):
+        costs.add(8, 4, 4, 0.032)
+    assert extra(costs, 8, 4, 4) == pytest.approx(1, abs=0.01), "what steps take is learnt"
+
+
 def test_a_plain_step_counts_behind_another_one_and_their_lower_quartile_is_what_they_take() -> None:
     costs = StepCosts(4, 20)
     costs.add_plain(8, 0.03, is_usual=False)
