@@ -115,7 +115,7 @@ class Switch:
     def drafted(self, tokens: float, took: float, plain_seconds: float, *, has_drafts: bool) -> None:
         """A step with drafts, or with their proposer alone, has come home.
 
-        tokens: a row, as they count (wants.py).  took: plain steps.
+        tokens: a row.  took: plain steps.
         """
         self.credit = min(self.credit + SHARE + tokens - took, max(MOST, self.credit))
         self._save(tokens - took, plain_seconds)

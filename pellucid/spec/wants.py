@@ -32,10 +32,9 @@ from pellucid.spec.costs import StepCosts
 from pellucid.spec.drafter import UNTIMED, Drafter, Timings
 from pellucid.spec.echoes import NUM_TOKENS, num_foretold
 from pellucid.spec.switch import Switch
-from pellucid.spec.worth import SLOWEST, UNKNOWN_RATE, Lately, Worth, best_of, rates_of
+from pellucid.spec.worth import UNKNOWN_RATE, Lately, Worth, best_of, rates_of
 
 FORGETTING = 7 / 8  # with each verification
-PACING = 1 / 8  # by so much a step counts of how many tokens a row gets
 BEGINNING = 8  # drafts that are looked at: so many of a sequence are like the first ones of others
 # Steps with drafts, behind which is chosen anew: at first, and as long as nothing changes and each step pays
 # twice as many as before, up to the most.
@@ -127,7 +126,6 @@ class Wants:
         self._yielded: list[tuple[Column, Column, NDArray[np.int32]]] = []
         self._again, self._num_drafting = AGAIN, 0  # so many are behind it
         self._waits = False  # somebody, for a slot
-        self._pace: NDArray[np.float64] = np.ones(len(table.want))  # tokens a step, lately, with drafts
         self._was_plain = False  # the last step that has come home
         self._was_trying, self._num_chosen = False, 1  # when it was last chosen; for how many rows
         self._num_to_try = 0  # steps of a trial that are to be planned
@@ -152,7 +150,7 @@ class Wants:
     def begin(self, slot: int) -> None:
         """A sequence enters."""
         self._take_in()
-        self._rests, self._pace[slot] = False, 1.0
+        self._rests = False
         self._tries[slot] = self._hits[slot] = self._num_looked_at[slot] = 0.0
         if not self._is_learning:
             self._table.want[slot] = self._most
@@ -315,21 +313,13 @@ class Wants:
                 switch.look()
             else:
                 self._num_drafting += not switch.is_trying
-                switch.drafted(self._tokens(slots, each), took, plain, has_drafts=load.num_drafts > 0)
+                switch.drafted(num_new / len(slots), took, plain, has_drafts=load.num_drafts > 0)
                 gain = self._gain if self.costs.is_known(load.num_rows) else 1.0
                 if switch.is_on and not switch.is_trying and switch.is_stale(gain):
                     switch.look()
         # Whoever a trial has waited for may be there now.
         is_idle = load.passes > 0 and switch.is_trying and self._num_tried < switch.num_trials
         self.has_switched |= was != (switch.is_on, switch.is_trying) or is_idle
-
-    def _tokens(self, slots: Column, each: NDArray[np.int32] | None) -> float:
-        """Of a row.  Where nobody waits those of rows count most that have been slow, for they end last."""
-        if each is None:
-            return 1.0
-        weights = np.ones(len(slots)) if self._waits else self._pace[slots] ** -(1 + SLOWEST)
-        self._pace[slots] += PACING * (each - self._pace[slots])
-        return float(weights @ each / weights.sum())
 
     def _gained_beside_prompts(self, load: Load, num_new: int) -> float:
         """Plain steps of those that decode, as far as it is known what their drafts take."""
@@ -379,7 +369,6 @@ class Wants:
         if not len(able) and not self._proposes and not switch.is_paid:
             switch.give_up()  # nobody is left whose drafts could pay for the prompts
         if not switch.is_on or switch.is_trying:
-            self._pace[slots] = 1.0
             self._try(able, len(slots))
         elif len(able):
             want[able] = self._as_many_as_pay(able, len(slots))
