@@ -16,8 +16,8 @@ from torch import Tensor
 
 from pellucid.dist.collectives import connect, disconnect
 from pellucid.dist.mesh import Mesh
-from pellucid.kernels.all_reduce import sum_add_rms_norm
-from pellucid.kernels.rms_norm import add_rms_norm
+from pellucid.kernels.pointwise.rms_norm import add_rms_norm
+from pellucid.kernels.ranks.all_reduce import sum_add_rms_norm
 
 DIM, STEPS, REPLAYS = 4096, 72, 20
 ROWS = (1, 8, 32, 64, 128)

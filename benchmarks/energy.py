@@ -36,8 +36,8 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn import functional as F
 
-from pellucid.kernels.own_products import OwnProducts, choices_for
-from pellucid.kernels.silu_mul import silu_mul
+from pellucid.kernels.pointwise.silu_mul import silu_mul
+from pellucid.kernels.products.own_products import OwnProducts, choices_for
 
 BLOCK_SIZE = 64  # tokens of a page
 NAMES = ("q, k, v", "o", "gate, up", "down")

@@ -16,10 +16,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pellucid.kernels.experts import ExpertWeights, Gating, added_up, mix_experts, mix_experts_ref
-from pellucid.kernels.packed_experts import PackedExperts, mix_packed, pack_experts
-from pellucid.kernels.packed_weight import GroupCodes
-from pellucid.kernels.routing import Chosen
+from pellucid.kernels.experts.experts import ExpertWeights, Gating, added_up, mix_experts, mix_experts_ref
+from pellucid.kernels.experts.packed_experts import PackedExperts, mix_packed, pack_experts
+from pellucid.kernels.experts.routing import Chosen
+from pellucid.kernels.packed.packed_weight import GroupCodes
 from pellucid.native.library import library
 from pellucid.quant.layouts.base import LayerFormat
 from pellucid.quant.native_experts import NativeExperts, native_experts, native_plain

@@ -40,7 +40,7 @@ from pellucid.features.worker import WorkerFeatures
 from pellucid.forward import TileMaps
 from pellucid.graphs.launch import EagerLauncher, GraphLauncher
 from pellucid.graphs.shapes import decode_shapes
-from pellucid.kernels.compilations import LateCompilations
+from pellucid.kernels.compile.compilations import LateCompilations
 from pellucid.kv.kinds import Full
 from pellucid.kv.layout import LayerCache, lay_out
 from pellucid.llm import LLM

@@ -25,16 +25,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pellucid.cli.workloads import nano
-from pellucid.kernels.decode_attention import decode_attention
-from pellucid.kernels.hopper_prefill import hopper_takes
-from pellucid.kernels.own_products import OwnProducts, choices_for
-from pellucid.kernels.paged_attention import PagedRows
-from pellucid.kernels.prefill_attention import prefill_attention, prefill_tiles, queries_per_tile
-from pellucid.kernels.prefill_plan import PromptTiles
-from pellucid.kernels.qkv_rope import qkv_rope
-from pellucid.kernels.rms_norm import add_rms_norm
-from pellucid.kernels.sample import BLOCK_TOKENS, draw
-from pellucid.kernels.silu_mul import silu_mul
+from pellucid.kernels.attention.decode_attention import decode_attention
+from pellucid.kernels.attention.hopper_prefill import hopper_takes
+from pellucid.kernels.attention.paged_attention import PagedRows
+from pellucid.kernels.attention.prefill_attention import prefill_attention, prefill_tiles, queries_per_tile
+from pellucid.kernels.attention.prefill_plan import PromptTiles
+from pellucid.kernels.attention.qkv_rope import qkv_rope
+from pellucid.kernels.pointwise.rms_norm import add_rms_norm
+from pellucid.kernels.pointwise.silu_mul import silu_mul
+from pellucid.kernels.products.own_products import OwnProducts, choices_for
+from pellucid.kernels.sampling.sample import BLOCK_TOKENS, draw
 from pellucid.sample.noise import token_codes
 
 HEAD_DIM = 128

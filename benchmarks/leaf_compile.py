@@ -13,9 +13,9 @@ import pellucid  # noqa: F401  # isort: skip  (pins the threads before torch loa
 import torch
 from torch import Tensor
 
-from pellucid.kernels.qkv_rope import rotate
-from pellucid.kernels.rms_norm import rms_norm_ref
-from pellucid.kernels.silu_mul import silu_mul_ref
+from pellucid.kernels.attention.qkv_rope import rotate
+from pellucid.kernels.pointwise.rms_norm import rms_norm_ref
+from pellucid.kernels.pointwise.silu_mul import silu_mul_ref
 
 HIDDEN, HEADS, HEAD_DIM, INNER = 1024, 24, 128, 3072
 

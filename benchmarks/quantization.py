@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from pellucid.kernels.round_rows import rounded_bytes, rounded_bytes_ref
+from pellucid.kernels.products.round_rows import rounded_bytes, rounded_bytes_ref
 from pellucid.layers.linear import Linear
 from pellucid.layers.weight import Weight
 from pellucid.quant.base import WHOLE, LinearMethod, LinearShape

@@ -24,15 +24,15 @@ from rich.console import Console
 from torch import Tensor
 from torch.nn import functional as F
 
-from pellucid.kernels.bytes_gemv import bytes_gemv
-from pellucid.kernels.hopper_matmul import hopper_matmul, is_hopper, num_multiprocessors
-from pellucid.kernels.persistent_matmul import persistent_matmul
-from pellucid.kernels.rms_norm import add_rms_norm
-from pellucid.kernels.round_rows import Rounding, round_rows
-from pellucid.kernels.scaled_matmul import scaled_matmul
-from pellucid.kernels.silu_mul import silu_mul
-from pellucid.kernels.small_matmul import Scales, small_matmul
-from pellucid.kernels.tiles import (
+from pellucid.kernels.pointwise.rms_norm import add_rms_norm
+from pellucid.kernels.pointwise.silu_mul import silu_mul
+from pellucid.kernels.products.bytes_gemv import bytes_gemv
+from pellucid.kernels.products.hopper_matmul import hopper_matmul, is_hopper, num_multiprocessors
+from pellucid.kernels.products.persistent_matmul import persistent_matmul
+from pellucid.kernels.products.round_rows import Rounding, round_rows
+from pellucid.kernels.products.scaled_matmul import scaled_matmul
+from pellucid.kernels.products.small_matmul import Scales, small_matmul
+from pellucid.kernels.products.tiles import (
     MAX_GEMV_ROWS,
     MAX_ROWS,
     MAX_SPLIT_K_ROWS,

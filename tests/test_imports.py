@@ -181,7 +181,7 @@ MAY_IMPORT = {  # room, or one file of it: what it may import besides itself
     "engine.build": {
         *("engine", "observe", "schedule", "kv", "executor", "nodes.place", "features.host"),
         *("connectors.base", "models.checkpoint", "models.draft"),
-        *("kernels.compilers", "config", "resolve", "platform"),
+        *("kernels.compile.compilers", "config", "resolve", "platform"),
     },
     "text": {*DATA, "config"},
     "llm": {
@@ -319,6 +319,13 @@ def test_only_the_build_reaches_past_the_engines_walls() -> None:
         target for path in (ROOT / "engine").glob("*.py") if path.stem != "build" for target in imports(path)
     }
     assert not any(target.startswith(("pellucid.models", "pellucid.worker")) for target in loop)
+
+
+def test_kernels_lie_in_the_folders_of_their_map() -> None:
+    room = ROOT / "kernels"
+    folders = {file.parent.name for file in room.glob("*/__init__.py")}
+    assert set(re.findall(r"^\* `(\w+)/`: ", (room / "__init__.py").read_text("utf-8"), re.M)) == folders
+    assert [file.name for file in room.glob("*.py")] == ["__init__.py"]
 
 
 def test_the_scheduler_knows_no_torch() -> None:

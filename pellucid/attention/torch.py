@@ -22,8 +22,8 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from pellucid.attention.base import AttentionLayer, AttentionSpec
 from pellucid.forward import ForwardInput, TreeMask
-from pellucid.kernels.fp8_cache import is_fp8, limit_of
-from pellucid.kernels.qkv_rope import qkv_heads
+from pellucid.kernels.attention.fp8_cache import is_fp8, limit_of
+from pellucid.kernels.attention.qkv_rope import qkv_heads
 from pellucid.platform import Platform
 from pellucid.transfer import upload
 

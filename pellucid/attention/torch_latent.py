@@ -30,7 +30,7 @@ from pellucid.attention.torch import (
     plain,
 )
 from pellucid.forward import ForwardInput
-from pellucid.kernels.latent_rope import latent_rope_ref
+from pellucid.kernels.attention.latent_rope import latent_rope_ref
 from pellucid.platform import Platform
 
 

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from pellucid.attention.base import AttentionLayer, AttentionSpec, Spec
 from pellucid.forward import ForwardInput
-from pellucid.kernels.paged_attention import MAX_SHORT_QUERY, SHARED_MEMORY, hopper_refusal
+from pellucid.kernels.attention.paged_attention import MAX_SHORT_QUERY, SHARED_MEMORY, hopper_refusal
 from pellucid.platform import Platform, has_triton
 from pellucid.transfer import upload
 
 if TYPE_CHECKING:
-    from pellucid.kernels.paged_attention import PagedRows, TreeRows
-    from pellucid.kernels.prefill_plan import PromptTiles
+    from pellucid.kernels.attention.paged_attention import PagedRows, TreeRows
+    from pellucid.kernels.attention.prefill_plan import PromptTiles
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 256
@@ -52,13 +52,17 @@ class TritonAttention:
 
     def __init__(self) -> None:
         # Imported here, so that asking `supports` needs no Triton.
-        from pellucid.kernels.decode_attention import decode_attention
-        from pellucid.kernels.hopper_prefill import hopper_takes
-        from pellucid.kernels.kv_move import kv_move
-        from pellucid.kernels.paged_attention import PagedRows, TreeRows
-        from pellucid.kernels.prefill_attention import prefill_attention, prefill_tiles, queries_per_tile
-        from pellucid.kernels.prefill_plan import PromptTiles
-        from pellucid.kernels.qkv_rope import qkv_rope
+        from pellucid.kernels.attention.decode_attention import decode_attention
+        from pellucid.kernels.attention.hopper_prefill import hopper_takes
+        from pellucid.kernels.attention.kv_move import kv_move
+        from pellucid.kernels.attention.paged_attention import PagedRows, TreeRows
+        from pellucid.kernels.attention.prefill_attention import (
+            prefill_attention,
+            prefill_tiles,
+            queries_per_tile,
+        )
+        from pellucid.kernels.attention.prefill_plan import PromptTiles
+        from pellucid.kernels.attention.qkv_rope import qkv_rope
 
         self.qkv_rope, self.kv_move = qkv_rope, kv_move
         self.decode_attention = decode_attention

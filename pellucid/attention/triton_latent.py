@@ -21,13 +21,13 @@ from torch import Tensor
 from pellucid.attention.base import LatentLayer, LatentSpec
 from pellucid.attention.triton import TritonAttention, refusal
 from pellucid.forward import ForwardInput, TileMaps
-from pellucid.kernels.paged_attention import MAX_SHORT_QUERY
+from pellucid.kernels.attention.paged_attention import MAX_SHORT_QUERY
 from pellucid.platform import Platform
 from pellucid.transfer import upload
 
 if TYPE_CHECKING:
     from pellucid.attention.triton import TritonMetadata
-    from pellucid.kernels.paged_attention import PagedRows, TreeRows
+    from pellucid.kernels.attention.paged_attention import PagedRows, TreeRows
 
 MAX_EXPANDED = 160 << 20  # bytes of keys and values that are made at once
 MAX_RANK, MAX_ROTARY = 512, 64  # the kernels' tiles are made for
@@ -44,14 +44,14 @@ class TritonLatent:
 
     def __init__(self) -> None:
         # Imported here, so that asking `supports` needs no Triton.
-        from pellucid.kernels.heads_matmul import MOST_TOKENS, heads_matmul
-        from pellucid.kernels.kv_move import kv_move
-        from pellucid.kernels.latent_decode import latent_decode
-        from pellucid.kernels.latent_expand import latent_expand
-        from pellucid.kernels.latent_prefill import latent_prefill, queries_per_tile
-        from pellucid.kernels.latent_rope import latent_rope
-        from pellucid.kernels.paged_attention import PagedRows
-        from pellucid.kernels.prefill_attention import prefill_tiles
+        from pellucid.kernels.attention.kv_move import kv_move
+        from pellucid.kernels.attention.latent_decode import latent_decode
+        from pellucid.kernels.attention.latent_expand import latent_expand
+        from pellucid.kernels.attention.latent_prefill import latent_prefill, queries_per_tile
+        from pellucid.kernels.attention.latent_rope import latent_rope
+        from pellucid.kernels.attention.paged_attention import PagedRows
+        from pellucid.kernels.attention.prefill_attention import prefill_tiles
+        from pellucid.kernels.products.heads_matmul import MOST_TOKENS, heads_matmul
 
         self._paged = TritonAttention()
         self.latent_rope, self.latent_decode, self.kv_move = latent_rope, latent_decode, kv_move

@@ -26,7 +26,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from pellucid.dist import parallel_state
 from pellucid.dist.mesh import Mesh
-from pellucid.kernels.all_reduce import Mailbox, gather_ranks, memory_shape, sum_rows
+from pellucid.kernels.ranks.all_reduce import Mailbox, gather_ranks, memory_shape, sum_rows
 from pellucid.platform import has_triton
 
 logger = logging.getLogger(__name__)

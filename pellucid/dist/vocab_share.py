@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pellucid.kernels.sample import BLOCK_TOKENS
+from pellucid.kernels.sampling.sample import BLOCK_TOKENS
 
 
 def vocab_share(vocab_size: int, size: int) -> int:

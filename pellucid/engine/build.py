@@ -14,7 +14,7 @@ from pellucid.connectors.base import KV_CONNECTORS
 from pellucid.engine.core import Engine
 from pellucid.executor.base import EXECUTORS, Capacity, Executor, MeetAt, alone
 from pellucid.features.host import HostFeatures
-from pellucid.kernels.compilers import Share, end_early, start_early
+from pellucid.kernels.compile.compilers import Share, end_early, start_early
 from pellucid.kv.manager import KVManager
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.models.draft import open_draft

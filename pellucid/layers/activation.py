@@ -1,4 +1,4 @@
-"""Activations by the names that a config.json uses; what they compute is in `kernels/silu_mul.py`."""
+"""Activations by the names that a config.json uses; what they compute: `kernels/pointwise/silu_mul.py`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Act:
     """The activation of a gated MLP.  name: config.json's."""
 
     name: str
-    limit: float | None = None  # of gates from above and of what they open both ways: see kernels/experts.py
+    limit: float | None = None  # of gates from above and what they open both ways: kernels/experts/experts.py
     alpha: float = 1.0  # of the sigmoid, with a limit
 
     @property

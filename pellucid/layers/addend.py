@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from pellucid.dist.collectives import ALONE, Group
 from pellucid.forward import ForwardInput
-from pellucid.kernels.experts import Pairs, added_up
-from pellucid.kernels.rms_norm import NO_POST, Post
-from pellucid.kernels.round_rows import Rounded
+from pellucid.kernels.experts.experts import Pairs, added_up
+from pellucid.kernels.pointwise.rms_norm import NO_POST, Post
+from pellucid.kernels.products.round_rows import Rounded
 from pellucid.layers.linear import Linear
 
 if TYPE_CHECKING:

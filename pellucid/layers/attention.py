@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from pellucid.attention.base import AttentionBackend, AttentionSpec, QKNorm
 from pellucid.forward import ForwardInput
-from pellucid.kernels.fp8_cache import is_fp8, kv_scale
+from pellucid.kernels.attention.fp8_cache import is_fp8, kv_scale
 from pellucid.layers.norm import RMSNorm
 from pellucid.layers.weight import Weight
 

@@ -8,8 +8,14 @@ from torch.nn import functional as F
 
 from pellucid.dist.collectives import Group
 from pellucid.forward import ForwardInput
-from pellucid.kernels.embedding import CodedTable, embed_codes, embed_codes_ref, embed_share, embed_share_ref
-from pellucid.kernels.language import has_triton
+from pellucid.kernels.lang.language import has_triton
+from pellucid.kernels.pointwise.embedding import (
+    CodedTable,
+    embed_codes,
+    embed_codes_ref,
+    embed_share,
+    embed_share_ref,
+)
 from pellucid.layers.addend import Addend
 from pellucid.layers.weight import Weight
 from pellucid.lora.bank import EmbeddingBank

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from pellucid.dist.collectives import Group
 from pellucid.forward import ForwardInput
-from pellucid.kernels.experts import ExpertWeights, Gating, More, Pairs, added_up, hidden_ref
-from pellucid.kernels.routing import Chosen, Parts, Routing, Share, Uniform
+from pellucid.kernels.experts.experts import ExpertWeights, Gating, More, Pairs, added_up, hidden_ref
+from pellucid.kernels.experts.routing import Chosen, Parts, Routing, Share, Uniform
 from pellucid.layers.activation import Act
 from pellucid.layers.addend import Addend, post_of
 from pellucid.layers.leaf import Leaf

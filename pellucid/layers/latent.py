@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from pellucid.attention.base import LatentBackend, LatentSpec, QKNorm
 from pellucid.forward import ForwardInput
-from pellucid.kernels.fp8_cache import is_fp8, kv_scale
-from pellucid.kernels.round_rows import Rounded
+from pellucid.kernels.attention.fp8_cache import is_fp8, kv_scale
+from pellucid.kernels.products.round_rows import Rounded
 from pellucid.layers.linear import Linear, Unmerged
 from pellucid.layers.norm import RMSNorm
 from pellucid.layers.weight import Weight

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pellucid.kernels.cap_logits import cap_logits, cap_logits_ref
-from pellucid.kernels.experts import Pairs, mix_experts, mix_experts_ref
-from pellucid.kernels.language import has_triton
-from pellucid.kernels.packed_experts import mix_packed, mix_packed_ref
-from pellucid.kernels.rms_norm import (
+from pellucid.kernels.experts.experts import Pairs, mix_experts, mix_experts_ref
+from pellucid.kernels.experts.packed_experts import mix_packed, mix_packed_ref
+from pellucid.kernels.experts.routing import Chosen, Parts, logit_parts, route, route_ref
+from pellucid.kernels.lang.language import has_triton
+from pellucid.kernels.pointwise.rms_norm import (
     NO_POST,
     Post,
     add_rms_norm,
@@ -26,9 +26,9 @@ from pellucid.kernels.rms_norm import (
     add_rms_norm_rounded_ref,
     posted,
 )
-from pellucid.kernels.round_rows import Rounded, Rounding
-from pellucid.kernels.routing import Chosen, Parts, logit_parts, route, route_ref
-from pellucid.kernels.silu_mul import silu_mul, silu_mul_ref, silu_mul_rounded, silu_mul_rounded_ref
+from pellucid.kernels.pointwise.silu_mul import silu_mul, silu_mul_ref, silu_mul_rounded, silu_mul_rounded_ref
+from pellucid.kernels.products.round_rows import Rounded, Rounding
+from pellucid.kernels.sampling.cap_logits import cap_logits, cap_logits_ref
 from pellucid.native import between
 from pellucid.native.library import library
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pellucid.forward import ForwardInput
-from pellucid.kernels.round_rows import Rounded, Rounding
+from pellucid.kernels.products.round_rows import Rounded, Rounding
 from pellucid.layers.weight import Weight
 from pellucid.lora.bank import LoraBank
 from pellucid.quant.base import Gates, LinearMethod, LinearShape, TakesRounded, Widens, choose_product

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from pellucid.forward import ForwardInput
-from pellucid.kernels.round_rows import Rounded
+from pellucid.kernels.products.round_rows import Rounded
 from pellucid.layers.activation import Act
 from pellucid.layers.addend import Addend, Adding
 from pellucid.layers.leaf import Leaf

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from pellucid.kernels.all_reduce import sum_add_rms_norm
-from pellucid.kernels.experts import Pairs
-from pellucid.kernels.rms_norm import NO_POST
-from pellucid.kernels.round_rows import Rounded, Rounding
-from pellucid.kernels.sum_norm import sum_norm
+from pellucid.kernels.experts.experts import Pairs
+from pellucid.kernels.experts.sum_norm import sum_norm
+from pellucid.kernels.pointwise.rms_norm import NO_POST
+from pellucid.kernels.products.round_rows import Rounded, Rounding
+from pellucid.kernels.ranks.all_reduce import sum_add_rms_norm
 from pellucid.layers.addend import Addend
 from pellucid.layers.leaf import Leaf
 from pellucid.layers.linear import Linear, Unmerged

@@ -1,7 +1,8 @@
 """Rotary position embedding (Su et al. 2021), with the known ways of stretching it.
 
 Everything about length scaling ends in one table of cosines and sines; applying it knows no kind
-(`kernels/qkv_rope.py`).  How a config.json spells the numbers is the models' business (`models/rope.py`).
+(`kernels/attention/qkv_rope.py`).  How a config.json spells the numbers is the models' business
+(`models/rope.py`).
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from pellucid.dist.collectives import Group
-from pellucid.kernels.routing import Chosen, Share
-from pellucid.kernels.spread import pack, pack_ref, unpack, unpack_ref, words_of
+from pellucid.kernels.experts.routing import Chosen, Share
+from pellucid.kernels.slots.spread import pack, pack_ref, unpack, unpack_ref, words_of
 
 
 @dataclass(frozen=True, slots=True)

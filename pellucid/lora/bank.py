@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pellucid.kernels.lora import (
+from pellucid.kernels.products.lora import (
     LEAST_RANK,
     MOST_WIDE,
     WideShrink,

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from pellucid.forward import ForwardInput
-from pellucid.kernels.embedding import CodedTable
-from pellucid.kernels.experts import ExpertWeights, Gating, More
-from pellucid.kernels.packed_experts import PackedExperts
-from pellucid.kernels.round_rows import Rounded, Rounding
-from pellucid.kernels.routing import Chosen
+from pellucid.kernels.experts.experts import ExpertWeights, Gating, More
+from pellucid.kernels.experts.packed_experts import PackedExperts
+from pellucid.kernels.experts.routing import Chosen
+from pellucid.kernels.pointwise.embedding import CodedTable
+from pellucid.kernels.products.round_rows import Rounded, Rounding
 from pellucid.platform import Platform, platform_of
 
 if TYPE_CHECKING:
@@ -373,7 +373,8 @@ class Gates(Protocol):
     def apply_gated(self, layer: LinearLayer, x: Tensor, act: str) -> Tensor | None:
         """act(gate) * up of the [gate | up] that `apply` gives for x [..., in_features].
 
-        act: see kernels/silu_mul.py.  None: for so many rows a product and a gate apart are no slower.
+        act: see kernels/pointwise/silu_mul.py.  None: a product and a gate apart are no slower for so many
+        rows.
         """
         ...
 

@@ -17,8 +17,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pellucid.kernels.round_rows import Rounded, Rounding, round_rows, round_rows_ref
-from pellucid.kernels.scaled_matmul import scaled_matmul, scaled_matmul_ref
+from pellucid.kernels.products.round_rows import Rounded, Rounding, round_rows, round_rows_ref
+from pellucid.kernels.products.scaled_matmul import scaled_matmul, scaled_matmul_ref
 from pellucid.quant.base import LinearLayer, LinearShape
 from pellucid.quant.products import Multiplier, Product
 
@@ -133,7 +133,10 @@ class OfBytes:
 
 def few_rows(weight: Tensor, rounding: Rounding) -> Few:
     """Kernels for few rows, those that are fast for this weight [N, K] on its GPU."""
-    from pellucid.kernels.own_products import OwnByteProducts, choices_for  # where Triton is installed
+    from pellucid.kernels.products.own_products import (  # where Triton is installed
+        OwnByteProducts,
+        choices_for,
+    )
 
     small = OwnByteProducts(weight, choices_for(weight, rounding.group), rounding)
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from pellucid.kernels.experts import ExpertWeights
-from pellucid.kernels.packed_experts import PackedExperts, pack_experts
-from pellucid.kernels.packed_weight import GroupCodes, Numbers
+from pellucid.kernels.experts.experts import ExpertWeights
+from pellucid.kernels.experts.packed_experts import PackedExperts, pack_experts
+from pellucid.kernels.packed.packed_weight import GroupCodes, Numbers
 from pellucid.native.library import library, serves
 from pellucid.native.matrix import PANEL
 from pellucid.quant.base import Coords, ExpertMatrix, Experts, KnowsWhole, ParamSpec

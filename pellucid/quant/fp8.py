@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pellucid.forward import ForwardInput
-from pellucid.kernels.round_rows import (
+from pellucid.kernels.products.round_rows import (
     BY_ROWS,
     FP8,
     Rounding,

@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pellucid.forward import ForwardInput
-from pellucid.kernels.packed_weight import GroupCodes
-from pellucid.kernels.round_rows import Rounding
-from pellucid.kernels.scaled_matmul import scaled_matmul
+from pellucid.kernels.packed.packed_weight import GroupCodes
+from pellucid.kernels.products.round_rows import Rounding
+from pellucid.kernels.products.scaled_matmul import scaled_matmul
 from pellucid.native.library import library, serves
 from pellucid.native.matrix import NativeMatrix, in_int8
 from pellucid.platform import Platform

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pellucid.kernels.packed_weight import LEAST_GROUP, GroupCodes, Numbers, differ, group_for
+from pellucid.kernels.packed.packed_weight import LEAST_GROUP, GroupCodes, Numbers, differ, group_for
 from pellucid.native.library import Code
 from pellucid.native.matrix import Numbers as NativeNumbers
 from pellucid.quant.codes import E2M1_NUMBERS

@@ -1,8 +1,8 @@
 """Mixtures of experts, in codes or in bfloat16, multiplied by native code on a CPU.
 
-What `kernels/packed_experts.py` and `kernels/experts.py` do on a GPU.  Pairs of a token and an expert are
-sorted by experts, of which only those that are hit are read, each one once for all its rows, however many
-these are.
+What `kernels/experts/packed_experts.py` and `kernels/experts/experts.py` do on a GPU.  Pairs of a token and
+an expert are sorted by experts, of which only those that are hit are read, each one once for all its rows,
+however many these are.
 
 Legend: T tokens, E experts here, k of a token, D model dim, I hidden features of an expert.
 """
@@ -16,9 +16,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pellucid.kernels.experts import ExpertWeights, Gating, More, in_slices, most_tokens
-from pellucid.kernels.packed_weight import GroupCodes
-from pellucid.kernels.routing import Chosen
+from pellucid.kernels.experts.experts import ExpertWeights, Gating, More, in_slices, most_tokens
+from pellucid.kernels.experts.routing import Chosen
+from pellucid.kernels.packed.packed_weight import GroupCodes
 from pellucid.native.library import GATES, TYPES, GatingFields, Library, MatrixFields, MixtureFields, pointer
 from pellucid.native.matrix import PANEL, NativeMatrix, in_bfloat16
 from pellucid.quant.native_codes import native_numbers

@@ -2,7 +2,7 @@
 
 Integers of 2 and 3 bits are kept in 4, those of 5 to 7 in 8; with scales, zeros and minima of groups, and
 tables of 16 numbers.  Inputs that GPTQ has quantized in an order of its own are brought into it when the
-layer is called.  `kernels/packed_weight.py` says how they lie, `packed_products.py` multiplies.
+layer is called.  `kernels/packed/packed_weight.py` says how they lie, `packed_products.py` multiplies.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pellucid.forward import ForwardInput
-from pellucid.kernels.packed_weight import (
+from pellucid.kernels.packed.packed_weight import (
     LEAST_GROUP,
     TILE,
     GroupCodes,
@@ -239,7 +239,7 @@ def product_of(
     else:
         codes = [part for part, _ in ordered]
     if product.multiplier is Multiplier.UNPACKED:
-        from pellucid.kernels.packed_products import PackedProducts, gates  # where Triton is installed
+        from pellucid.kernels.packed.packed_products import PackedProducts, gates  # where Triton is installed
 
         gated = is_pair(codes) and gates(codes[0], dtype)
         return PackedProducts(packed(codes, dtype, gated=gated), orders[0])

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from pellucid.kernels.packed_weight import LEAST_GROUP
+from pellucid.kernels.packed.packed_weight import LEAST_GROUP
 from pellucid.native.library import serves
 from pellucid.platform import Platform
 from pellucid.quant.base import ExpertsMethod, LinearMethod, TableCodes

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pellucid.kernels.embedding import CodedTable
+from pellucid.kernels.pointwise.embedding import CodedTable
 from pellucid.quant.base import HoldsCodes
 from pellucid.quant.codes import E2M1, E4M3, S8, U4, Codes
 from pellucid.quant.layouts.base import LayerFormat

@@ -132,7 +132,10 @@ class TunedProduct:
     """By the kernels that are fastest for this shape and so many rows, ours or the library's."""
 
     def __init__(self, weight: Tensor) -> None:
-        from pellucid.kernels.own_products import OwnProducts, choices_for  # where Triton is installed
+        from pellucid.kernels.products.own_products import (  # where Triton is installed
+            OwnProducts,
+            choices_for,
+        )
 
         self._own = OwnProducts(weight, choices_for(weight))
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pellucid.kernels.packed_weight import GroupCodes
+from pellucid.kernels.packed.packed_weight import GroupCodes
 from pellucid.platform import Platform
 from pellucid.quant.base import LinearLayer, LinearShape, ParamSpec
 from pellucid.quant.codes import E2M1, LUT4, U4, Group

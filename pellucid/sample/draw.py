@@ -1,8 +1,9 @@
 """The draw: a token of softmax(logits / T), and at T = 0 the argmax.
 
-In two stages, first a block of tokens and then one of them, by Gumbel noise of their own: kernels/sample.py
-has the definition.  One object draws for all steps of an engine, so a row's token does not depend on what
-else its batch asks for.  Legend: S logits, V vocab (or a rank's share of it), B blocks of tokens.
+In two stages, first a block of tokens and then one of them, by Gumbel noise of their own:
+kernels/sampling/sample.py has the definition.  One object draws for all steps of an engine, so a row's
+token does not depend on what else its batch asks for.  Legend: S logits, V vocab (or a rank's share of
+it), B blocks of tokens.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pellucid.kernels.noise import keys_ref
-from pellucid.kernels.sample import BLOCK_TOKENS, UNITS, draw
+from pellucid.kernels.sampling.noise import keys_ref
+from pellucid.kernels.sampling.sample import BLOCK_TOKENS, UNITS, draw
 from pellucid.platform import has_triton
 from pellucid.sample.noise import Purpose, gumbel_of
 from pellucid.sample.state import Column, LogitsBatch, SamplingState, Trait
@@ -83,7 +84,7 @@ def block_scores(blocks: Tensor, temperature: Tensor, noise: Tensor) -> Tensor:
     """
     highest = blocks.amax(-1)
     shares = (blocks - highest[:, :, None]).div_(temperature[:, :, None]).exp_()
-    # A sum of integers, which no order of adding changes: see kernels/sample.py.
+    # A sum of integers, which no order of adding changes: see kernels/sampling/sample.py.
     num_units = shares.add_(2.0).view(torch.int32).sum(-1, dtype=torch.int32)
     log_mass = num_units.float().log_().sub_(math.log(UNITS.value))
     scores = log_mass.add_(noise).mul_(temperature).add_(highest)
@@ -91,7 +92,7 @@ def block_scores(blocks: Tensor, temperature: Tensor, noise: Tensor) -> Tensor:
 
 
 class FusedDraw:
-    """Two kernels: kernels/sample.py."""
+    """Two kernels: kernels/sampling/sample.py."""
 
     def __init__(self, state: SamplingState) -> None:
         self.state = state

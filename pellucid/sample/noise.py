@@ -11,8 +11,8 @@ import enum
 import torch
 from torch import Tensor
 
-from pellucid.kernels import noise
-from pellucid.kernels.noise import PRIME, codes_ref
+from pellucid.kernels.sampling import noise
+from pellucid.kernels.sampling.noise import PRIME, codes_ref
 from pellucid.platform import has_triton
 
 

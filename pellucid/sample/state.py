@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pellucid.config import SchedulerConfig
-from pellucid.kernels.sample import BLOCK_TOKENS
+from pellucid.kernels.sampling.sample import BLOCK_TOKENS
 from pellucid.sample.branches import IN_ORDER, Branches
 from pellucid.sample.noise import token_codes
 from pellucid.sample.tables import Listed, SlotLists, bias_lists, token_bits, word_lists

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pellucid.dist.collectives import Group
 from pellucid.dist.vocab_share import vocab_share
-from pellucid.kernels.all_reduce import MAX_WORDS, best_of_ranks
+from pellucid.kernels.ranks.all_reduce import MAX_WORDS, best_of_ranks
 from pellucid.native.between import highest
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, UntypedStorage, nn
 from pellucid.worker.abridged import parts_of
 
 # Whose memory is shared with other processes.
-SHARED = ("pellucid.dist", "pellucid.kernels.all_reduce")
+SHARED = ("pellucid.dist", "pellucid.kernels.ranks.all_reduce")
 
 
 class HostWeights:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pellucid.config import SpeculativeConfig
 from pellucid.forward import ForwardInput
-from pellucid.kernels.prompt_lookup import prompt_lookup, prompt_lookup_ref
+from pellucid.kernels.slots.prompt_lookup import prompt_lookup, prompt_lookup_ref
 from pellucid.models.build import BuiltModel, ModelFactory
 from pellucid.platform import has_triton
 from pellucid.sample.output import SampleOutput

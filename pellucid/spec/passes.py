@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from pellucid.forward import ForwardInput, MakeTiles, TreeMask
-from pellucid.kernels.draft_places import Behind, DraftPlaces, draft_places, draft_places_ref
-from pellucid.kernels.gather_rows import owners
+from pellucid.kernels.slots.draft_places import Behind, DraftPlaces, draft_places, draft_places_ref
+from pellucid.kernels.slots.gather_rows import owners
 from pellucid.platform import has_triton
 from pellucid.sample.output import SampleOutput
 from pellucid.spec.base import Known

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pellucid.config import SpeculativeConfig
-from pellucid.kernels.verify_chain import Chance, take_by_chance, take_by_chance_ref
+from pellucid.kernels.sampling.verify_chain import Chance, take_by_chance, take_by_chance_ref
 from pellucid.platform import has_triton
 from pellucid.sample.noise import Purpose
 from pellucid.sample.output import SampleOutput

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from pellucid.config import SpeculativeConfig
-from pellucid.kernels.gather_rows import owners
-from pellucid.kernels.trees import verify_tree, verify_tree_ref
-from pellucid.kernels.verify_chain import node_places, verify_chain, verify_chain_ref
+from pellucid.kernels.sampling.trees import verify_tree, verify_tree_ref
+from pellucid.kernels.sampling.verify_chain import node_places, verify_chain, verify_chain_ref
+from pellucid.kernels.slots.gather_rows import owners
 from pellucid.platform import has_triton
 from pellucid.rows import Trees
 from pellucid.sample.output import SampleOutput

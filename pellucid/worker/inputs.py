@@ -15,7 +15,7 @@ import numpy as np
 from pellucid.features.worker import NO_RIDERS, Riders
 from pellucid.forward import ForwardInput
 from pellucid.graphs.shapes import StepShape
-from pellucid.kernels.gather_rows import gather_rows, gather_rows_ref
+from pellucid.kernels.slots.gather_rows import gather_rows, gather_rows_ref
 from pellucid.platform import has_triton
 from pellucid.rows import SlotRows, SlotViews, StepRows
 from pellucid.schedule.plan import Rows

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pellucid.attention.base import AnyBackend, AttentionLayer, LatentLayer
 from pellucid.forward import TreeMask
-from pellucid.kernels.trees import tree_places, tree_places_ref
+from pellucid.kernels.sampling.trees import tree_places, tree_places_ref
 from pellucid.platform import has_triton
 from pellucid.rows import SlotRows, StepRows
 from pellucid.sample.branches import IN_ORDER, Branches, TreeBranches

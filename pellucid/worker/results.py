@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pellucid.executor.base import Pending
 from pellucid.features.base import Home
-from pellucid.kernels.compilations import LateCompilations
+from pellucid.kernels.compile.compilations import LateCompilations
 from pellucid.sample.output import SampleOutput
 from pellucid.schedule.plan import StepResult, ints
 from pellucid.types import STUCK

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pellucid.kernels.advance_slots import (
+from pellucid.kernels.slots.advance_slots import (
     advance_slots,
     advance_slots_ref,
     append_ref,

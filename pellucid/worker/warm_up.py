@@ -2,7 +2,7 @@
 
 A kernel has variants, by numbers of rows, tokens and drafts; one that is first needed in mid-run stalls it
 for seconds.  So at start one step of each kind is gone through, to learn which there are and compile them
-(kernels/compilations.py).  All of them read and write page 0 alone.
+(kernels/compile/compilations.py).  All of them read and write page 0 alone.
 """
 
 from __future__ import annotations

@@ -23,13 +23,13 @@ from pellucid.features.base import WorkerFacts
 from pellucid.features.worker import WorkerFeatures
 from pellucid.graphs.launch import CudaRecorder, EagerLauncher, GraphLauncher, Launcher, Step
 from pellucid.graphs.shapes import StepShape, bounded, chunk_shapes, decode_shapes
-from pellucid.kernels.advance_slots import advance_kernel, drafts_kernel
-from pellucid.kernels.compilations import LateCompilations, any_compiled, compiled_together
-from pellucid.kernels.compilers import Compilers, Share, compilers_for
-from pellucid.kernels.draft_places import draft_places_kernel
-from pellucid.kernels.gather_rows import rows_kernel
-from pellucid.kernels.trees import tree_places_kernel, verify_tree_kernel
-from pellucid.kernels.verify_chain import verify_chain_kernel
+from pellucid.kernels.compile.compilations import LateCompilations, any_compiled, compiled_together
+from pellucid.kernels.compile.compilers import Compilers, Share, compilers_for
+from pellucid.kernels.sampling.trees import tree_places_kernel, verify_tree_kernel
+from pellucid.kernels.sampling.verify_chain import verify_chain_kernel
+from pellucid.kernels.slots.advance_slots import advance_kernel, drafts_kernel
+from pellucid.kernels.slots.draft_places import draft_places_kernel
+from pellucid.kernels.slots.gather_rows import rows_kernel
 from pellucid.kv.layout import Layout, choose_kinds, lay_out
 from pellucid.lockstep.launcher import LockstepLauncher, spread_layers
 from pellucid.lockstep.pace import Pace

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pellucid.attention.base import LATENT_BACKENDS, LatentBackend, LatentSpec, QKNorm
 from pellucid.forward import ForwardInput
-from pellucid.kernels.latent_rope import latent_rope_ref
+from pellucid.kernels.attention.latent_rope import latent_rope_ref
 from pellucid.layers.rope import RopeConfig
 from pellucid.layers.rotary import rotary_table
 from tests.diagonal import diagonal
@@ -135,7 +135,7 @@ def test_an_fp8_cache_holds_scaled_rows(monkeypatch: pytest.MonkeyPatch, name: s
     if name == "triton" and not torch.cuda.is_available():
         pytest.importorskip("triton")
         # The interpreter does not round to FP8 as GPUs do.
-        monkeypatch.setattr("pellucid.kernels.latent_rope.latent_rope", latent_rope_ref)
+        monkeypatch.setattr("pellucid.kernels.attention.latent_rope.latent_rope", latent_rope_ref)
     spec = replace(SPEC, kv_dtype=torch.float8_e4m3fn)
     for steps in STEPS.values():
         check(monkeypatch, spec, steps, name, interleaved=True, tolerance=5e-3)

@@ -23,9 +23,9 @@ from pellucid.graphs.launch import GraphLauncher
 from pellucid.graphs.recordings import has_room
 from pellucid.graphs.shapes import StepShape, chunk_shapes
 from pellucid.graphs.static_rows import RecordedTiles, StaticRows
-from pellucid.kernels import prefill_attention
-from pellucid.kernels.prefill_attention import prefill_tiles
-from pellucid.kernels.prefill_plan import PromptTiles
+from pellucid.kernels.attention import prefill_attention
+from pellucid.kernels.attention.prefill_attention import prefill_tiles
+from pellucid.kernels.attention.prefill_plan import PromptTiles
 from pellucid.layers.attention import Attention
 from pellucid.models.decoder import Decoder
 from pellucid.worker.inputs import StepCounts

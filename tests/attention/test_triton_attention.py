@@ -16,7 +16,7 @@ from pellucid import LLM, SamplingParams
 from pellucid.attention.base import AttentionBackend, AttentionSpec, QKNorm, choose_backend
 from pellucid.attention.torch import TorchAttention
 from pellucid.attention.triton import TritonAttention
-from pellucid.kernels.prefill_plan import PromptTiles
+from pellucid.kernels.attention.prefill_plan import PromptTiles
 from pellucid.platform import Platform
 from tests.attention.paged import Rows, make_rows
 from tests.diagonal import diagonal

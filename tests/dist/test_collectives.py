@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pellucid.dist.collectives import Group, connect, disconnect
 from pellucid.dist.mesh import Mesh
-from pellucid.kernels.all_reduce import (
+from pellucid.kernels.ranks.all_reduce import (
     MAX_ROWS,
     sum_add_rms_norm,
     sum_add_rms_norm_ref,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pellucid.dist.vocab_share import vocab_share
-from pellucid.kernels.sample import BLOCK_TOKENS
+from pellucid.kernels.sampling.sample import BLOCK_TOKENS
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])

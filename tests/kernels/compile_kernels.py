@@ -26,24 +26,25 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from pellucid.kernels import decode_attention as decode
-from pellucid.kernels import latent_decode as latent
-from pellucid.kernels.advance_slots import advance_kernel, drafts_kernel
-from pellucid.kernels.all_reduce import best_kernel as best_of_ranks_kernel
-from pellucid.kernels.all_reduce import (
-    gather_kernel,
-    memory_shape,
-    padded_words,
-    sum_add_rms_norm_kernel,
-    sum_kernel,
+from pellucid.kernels.attention import decode_attention as decode
+from pellucid.kernels.attention import latent_decode as latent
+from pellucid.kernels.attention.decode_merge import copies_for
+from pellucid.kernels.attention.hopper_prefill import PART, ROWS, hopper_prefill_kernel
+from pellucid.kernels.attention.kv_move import kv_move_kernel
+from pellucid.kernels.attention.latent_expand import latent_expand_kernel
+from pellucid.kernels.attention.latent_expand import tile_for as expand_tile
+from pellucid.kernels.attention.latent_prefill import latent_prefill_kernel
+from pellucid.kernels.attention.latent_rope import latent_rope_kernel
+from pellucid.kernels.attention.paged_attention import SHARED_MEMORY, padded_heads
+from pellucid.kernels.attention.prefill_attention import (
+    PACKED_ROWS,
+    keys_per_tile,
+    prefill_kernel,
+    stages_for,
 )
-from pellucid.kernels.bytes_gemv import LANES, bytes_gemv_kernel
-from pellucid.kernels.cap_logits import BLOCK as LOGITS
-from pellucid.kernels.cap_logits import cap_logits_kernel
-from pellucid.kernels.decode_merge import copies_for
-from pellucid.kernels.draft_places import draft_places_kernel
-from pellucid.kernels.embedding import embed_codes_kernel, embed_share_kernel
-from pellucid.kernels.experts import (
+from pellucid.kernels.attention.prefill_plan import plan_kernel
+from pellucid.kernels.attention.qkv_rope import program_size, qkv_rope_kernel
+from pellucid.kernels.experts.experts import (
     FEW,
     FEW_DOWN,
     TILES,
@@ -53,17 +54,40 @@ from pellucid.kernels.experts import (
     grouped_kernel,
     sum_pairs_kernel,
 )
-from pellucid.kernels.gather_rows import rows_kernel
-from pellucid.kernels.heads_matmul import TILE as HEADS_TILE
-from pellucid.kernels.heads_matmul import heads_matmul_kernel
-from pellucid.kernels.hopper_matmul import LINE_BYTES, LINES, hopper_matmul_kernel
-from pellucid.kernels.hopper_prefill import PART, ROWS, hopper_prefill_kernel
-from pellucid.kernels.kv_move import kv_move_kernel
-from pellucid.kernels.latent_expand import latent_expand_kernel
-from pellucid.kernels.latent_expand import tile_for as expand_tile
-from pellucid.kernels.latent_prefill import latent_prefill_kernel
-from pellucid.kernels.latent_rope import latent_rope_kernel
-from pellucid.kernels.lora import (
+from pellucid.kernels.experts.packed_experts import (
+    gather_pairs_kernel,
+    packed_grouped_kernel,
+    sort_rows_kernel,
+    write_numbers_kernel,
+)
+from pellucid.kernels.experts.packed_experts_hopper import (
+    expert_tile,
+    groups_of_step,
+    packed_experts_hopper_kernel,
+    part_of,
+)
+from pellucid.kernels.experts.packed_experts_hopper import registers_of as registers_of_experts
+from pellucid.kernels.experts.routing import (
+    few_logits_kernel,
+    logit_parts_kernel,
+    part_tile,
+    route_kernel,
+    sort_kernel,
+)
+from pellucid.kernels.experts.sum_norm import sum_norm_kernel, summing_warps
+from pellucid.kernels.packed.packed_gemv import gemv_tile, packed_gemv_kernel, products, writing_pairs
+from pellucid.kernels.packed.packed_hopper import assembly as assembly_of
+from pellucid.kernels.packed.packed_hopper import packed_hopper_kernel
+from pellucid.kernels.packed.packed_matmul import dequantize_kernel, packed_matmul_kernel
+from pellucid.kernels.packed.packed_weight import Numbers
+from pellucid.kernels.pointwise.embedding import embed_codes_kernel, embed_share_kernel
+from pellucid.kernels.pointwise.rms_norm import MAX_DIM, add_rms_norm_kernel, warps_for
+from pellucid.kernels.pointwise.silu_mul import ACTIVATIONS, BLOCK, silu_mul_kernel, silu_mul_rounded_kernel
+from pellucid.kernels.products.bytes_gemv import LANES, bytes_gemv_kernel
+from pellucid.kernels.products.heads_matmul import TILE as HEADS_TILE
+from pellucid.kernels.products.heads_matmul import heads_matmul_kernel
+from pellucid.kernels.products.hopper_matmul import LINE_BYTES, LINES, hopper_matmul_kernel
+from pellucid.kernels.products.lora import (
     BLOCK_K,
     BLOCK_N,
     MANY,
@@ -75,57 +99,38 @@ from pellucid.kernels.lora import (
     shrink_kernel,
     wide_tile,
 )
-from pellucid.kernels.lora import FEW as FEW_TOKENS
-from pellucid.kernels.mask_logits import BLOCK as MASKED_LOGITS
-from pellucid.kernels.mask_logits import mask_logits_kernel
-from pellucid.kernels.noise import BLOCK as NUMBERS
-from pellucid.kernels.noise import noise_kernel
-from pellucid.kernels.packed_experts import (
-    gather_pairs_kernel,
-    packed_grouped_kernel,
-    sort_rows_kernel,
-    write_numbers_kernel,
+from pellucid.kernels.products.lora import FEW as FEW_TOKENS
+from pellucid.kernels.products.persistent_matmul import OUTS, persistent_matmul_kernel
+from pellucid.kernels.products.persistent_matmul import ROWS as PERSISTENT_ROWS
+from pellucid.kernels.products.round_rows import cut, round_rows_kernel
+from pellucid.kernels.products.round_rows import warps_for as warps_to_round
+from pellucid.kernels.products.scaled_matmul import scaled_matmul_kernel, step_for, tile_for
+from pellucid.kernels.products.scaled_matmul import stages_for as scaled_stages
+from pellucid.kernels.products.small_matmul import gemv_kernel, split_k_kernel
+from pellucid.kernels.ranks.all_reduce import best_kernel as best_of_ranks_kernel
+from pellucid.kernels.ranks.all_reduce import (
+    gather_kernel,
+    memory_shape,
+    padded_words,
+    sum_add_rms_norm_kernel,
+    sum_kernel,
 )
-from pellucid.kernels.packed_experts_hopper import (
-    expert_tile,
-    groups_of_step,
-    packed_experts_hopper_kernel,
-    part_of,
-)
-from pellucid.kernels.packed_experts_hopper import registers_of as registers_of_experts
-from pellucid.kernels.packed_gemv import gemv_tile, packed_gemv_kernel, products, writing_pairs
-from pellucid.kernels.packed_hopper import assembly as assembly_of
-from pellucid.kernels.packed_hopper import packed_hopper_kernel
-from pellucid.kernels.packed_matmul import dequantize_kernel, packed_matmul_kernel
-from pellucid.kernels.packed_weight import Numbers
-from pellucid.kernels.paged_attention import SHARED_MEMORY, padded_heads
-from pellucid.kernels.persistent_matmul import OUTS, persistent_matmul_kernel
-from pellucid.kernels.persistent_matmul import ROWS as PERSISTENT_ROWS
-from pellucid.kernels.prefill_attention import PACKED_ROWS, keys_per_tile, prefill_kernel, stages_for
-from pellucid.kernels.prefill_plan import plan_kernel
-from pellucid.kernels.prompt_lookup import BLOCK as LOOKED_AT
-from pellucid.kernels.prompt_lookup import prompt_lookup_kernel
-from pellucid.kernels.qkv_rope import program_size, qkv_rope_kernel
-from pellucid.kernels.rms_norm import MAX_DIM, add_rms_norm_kernel, warps_for
-from pellucid.kernels.round_rows import cut, round_rows_kernel
-from pellucid.kernels.round_rows import warps_for as warps_to_round
-from pellucid.kernels.routing import (
-    few_logits_kernel,
-    logit_parts_kernel,
-    part_tile,
-    route_kernel,
-    sort_kernel,
-)
-from pellucid.kernels.sample import BLOCKS, BLOCKS_OF_FEW, block_kernel, token_kernel
-from pellucid.kernels.scaled_matmul import scaled_matmul_kernel, step_for, tile_for
-from pellucid.kernels.scaled_matmul import stages_for as scaled_stages
-from pellucid.kernels.silu_mul import ACTIVATIONS, BLOCK, silu_mul_kernel, silu_mul_rounded_kernel
-from pellucid.kernels.small_matmul import gemv_kernel, split_k_kernel
-from pellucid.kernels.spread import ROWS as UNPACKED_ROWS
-from pellucid.kernels.spread import pack_kernel, unpack_kernel, words_of
-from pellucid.kernels.sum_norm import sum_norm_kernel, summing_warps
-from pellucid.kernels.trees import tree_places_kernel, verify_tree_kernel
-from pellucid.kernels.verify_chain import take_by_chance_kernel, verify_chain_kernel
+from pellucid.kernels.sampling.cap_logits import BLOCK as LOGITS
+from pellucid.kernels.sampling.cap_logits import cap_logits_kernel
+from pellucid.kernels.sampling.mask_logits import BLOCK as MASKED_LOGITS
+from pellucid.kernels.sampling.mask_logits import mask_logits_kernel
+from pellucid.kernels.sampling.noise import BLOCK as NUMBERS
+from pellucid.kernels.sampling.noise import noise_kernel
+from pellucid.kernels.sampling.sample import BLOCKS, BLOCKS_OF_FEW, block_kernel, token_kernel
+from pellucid.kernels.sampling.trees import tree_places_kernel, verify_tree_kernel
+from pellucid.kernels.sampling.verify_chain import take_by_chance_kernel, verify_chain_kernel
+from pellucid.kernels.slots.advance_slots import advance_kernel, drafts_kernel
+from pellucid.kernels.slots.draft_places import draft_places_kernel
+from pellucid.kernels.slots.gather_rows import rows_kernel
+from pellucid.kernels.slots.prompt_lookup import BLOCK as LOOKED_AT
+from pellucid.kernels.slots.prompt_lookup import prompt_lookup_kernel
+from pellucid.kernels.slots.spread import ROWS as UNPACKED_ROWS
+from pellucid.kernels.slots.spread import pack_kernel, unpack_kernel, words_of
 
 HOPPER = GPUTarget("cuda", 90, 32)
 ADA = GPUTarget("cuda", 89, 32)  # such as an L4
@@ -329,7 +334,7 @@ def main() -> None:
 
 def kernels_of_package() -> set[str]:
     """The names of all kernels that are launched, as their sources tell them."""
-    sources = (Path(__file__).parents[2] / "pellucid" / "kernels").glob("*.py")
+    sources = (Path(__file__).parents[2] / "pellucid" / "kernels").rglob("*.py")
     return {name for file in sources for name in re.findall(r"^def (\w+_kernel)\(", file.read_text(), re.M)}
 
 

@@ -14,11 +14,11 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from pellucid.kernels import compilers as compilers_of_all
-from pellucid.kernels.compilations import any_compiled, compiled_together
-from pellucid.kernels.compilers import Absent, Compilers
-from pellucid.kernels.rms_norm import add_rms_norm, add_rms_norm_kernel
-from pellucid.kernels.silu_mul import silu_mul, silu_mul_kernel
+from pellucid.kernels.compile import compilers as compilers_of_all
+from pellucid.kernels.compile.compilations import any_compiled, compiled_together
+from pellucid.kernels.compile.compilers import Absent, Compilers
+from pellucid.kernels.pointwise.rms_norm import add_rms_norm, add_rms_norm_kernel
+from pellucid.kernels.pointwise.silu_mul import silu_mul, silu_mul_kernel
 
 
 class Pretended(Absent):

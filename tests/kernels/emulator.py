@@ -29,8 +29,8 @@ import triton.language as tl
 from torch import Tensor
 
 PLAIN = (
-    "pellucid.kernels.tiles",
-    "pellucid.kernels.packed_weight",
+    "pellucid.kernels.products.tiles",
+    "pellucid.kernels.packed.packed_weight",
 )  # without kernels, and with types that callers have already
 MOST_SECONDS = 300.0  # of a launch
 MAX_TURNS = 2_000_000  # of all threads of a launch
@@ -901,10 +901,10 @@ def stand_ins(seed: int) -> dict[str, ModuleType]:
         "triton.experimental.gluon.language.nvidia.ampere": module_of({"async_copy": AMPERE_COPY}),
         "triton.experimental.gluon.nvidia": module_of({}),
         "triton.experimental.gluon.nvidia.hopper": module_of(HOPPER),
-        "pellucid.kernels.dependent": module_of(dependent),
+        "pellucid.kernels.lang.dependent": module_of(dependent),
     }
     ours = {"tl": language, "triton": module_of(triton), "has_triton": lambda: True}
-    return modules | {"pellucid.kernels.language": module_of(ours)}
+    return modules | {"pellucid.kernels.lang.language": module_of(ours)}
 
 
 def emulated(name: str, *edits: tuple[str, str], num_multiprocessors: int = 3, seed: int = 0) -> Any:

@@ -15,7 +15,8 @@ from torch.multiprocessing.spawn import start_processes
 
 pytest.importorskip("triton")
 
-from pellucid.kernels.all_reduce import (
+from pellucid.kernels.pointwise.rms_norm import NO_POST, Post
+from pellucid.kernels.ranks.all_reduce import (
     MAX_ROWS,
     MAX_WORDS,
     Mailbox,
@@ -28,7 +29,6 @@ from pellucid.kernels.all_reduce import (
     sum_rows,
     sum_rows_ref,
 )
-from pellucid.kernels.rms_norm import NO_POST, Post
 from tests.kernels.compare import assert_rounded_alike
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="is for the interpreter")

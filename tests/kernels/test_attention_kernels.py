@@ -13,9 +13,9 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from pellucid.forward import TreeMask
-from pellucid.kernels import cache_lines, decode_merge
-from pellucid.kernels import decode_attention as decode_module
-from pellucid.kernels.decode_attention import (
+from pellucid.kernels.attention import cache_lines, decode_merge
+from pellucid.kernels.attention import decode_attention as decode_module
+from pellucid.kernels.attention.decode_attention import (
     Cut,
     cut,
     decode_attention,
@@ -23,16 +23,16 @@ from pellucid.kernels.decode_attention import (
     padded_queries,
     tile_for,
 )
-from pellucid.kernels.decode_merge import MAX_CHUNKS, missing_numbers
-from pellucid.kernels.hopper_prefill import hopper_takes
-from pellucid.kernels.paged_attention import SHARED_MEMORY, PagedRows, TreeRows
-from pellucid.kernels.prefill_attention import (
+from pellucid.kernels.attention.decode_merge import MAX_CHUNKS, missing_numbers
+from pellucid.kernels.attention.hopper_prefill import hopper_takes
+from pellucid.kernels.attention.paged_attention import SHARED_MEMORY, PagedRows, TreeRows
+from pellucid.kernels.attention.prefill_attention import (
     prefill_attention,
     prefill_attention_ref,
     prefill_tiles,
     queries_per_tile,
 )
-from pellucid.kernels.prefill_plan import PromptTiles, longest_first
+from pellucid.kernels.attention.prefill_plan import PromptTiles, longest_first
 from tests.attention.paged import Rows, make_rows
 from tests.diagonal import diagonal
 

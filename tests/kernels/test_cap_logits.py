@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from pellucid.kernels.cap_logits import cap_logits, cap_logits_ref
+from pellucid.kernels.sampling.cap_logits import cap_logits, cap_logits_ref
 from tests.kernels.compare import DTYPES, assert_rounded_alike
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pellucid.kernels.compilations import (
+from pellucid.kernels.compile.compilations import (
     Collected,
     LateCompilations,
     any_compiled,

@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 
 from pellucid import EngineConfig
 from pellucid.engine import build
-from pellucid.kernels.compilers import (
+from pellucid.kernels.compile.compilers import (
     EARLY,
     FEW,
     FEWEST_WORKERS,
@@ -74,7 +74,7 @@ def test_an_owner_does_not_wait_for_a_worker_that_has_died(compilers: Compilers)
 def test_an_owner_does_not_wait_for_a_process_that_says_nothing(
     compilers: Compilers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pellucid.kernels.compilers.PATIENCE", 0.01)
+    monkeypatch.setattr("pellucid.kernels.compile.compilers.PATIENCE", 0.01)
     for task in NO_KERNELS:
         compilers.submit(task)
     assert sorted(compilers.finished()) == ALL

@@ -35,7 +35,7 @@ BEHIND = {"few_down_kernel": ("few_gate_up_kernel", ("ids_ptr",))}
 
 def kernels() -> list[ast.FunctionDef]:
     """Functions that may be launched dependently."""
-    files = [ast.parse(path.read_text()) for path in sorted(KERNELS.glob("*.py"))]
+    files = [ast.parse(path.read_text()) for path in sorted(KERNELS.rglob("*.py"))]
     functions = [node for file in files for node in file.body if isinstance(node, ast.FunctionDef)]
     return [f for f in functions if f.name not in PRIMITIVES and "DEPENDENT" in [a.arg for a in f.args.args]]
 

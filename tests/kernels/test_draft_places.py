@@ -10,7 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from pellucid.kernels.draft_places import Behind, DraftPlaces, draft_places, draft_places_ref
+from pellucid.kernels.slots.draft_places import Behind, DraftPlaces, draft_places, draft_places_ref
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NUM_SLOTS, LENGTH = 30, 160

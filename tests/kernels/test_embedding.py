@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from pellucid.kernels.embedding import embed_codes, embed_codes_ref, embed_share, embed_share_ref
+from pellucid.kernels.pointwise.embedding import embed_codes, embed_codes_ref, embed_share, embed_share_ref
 from pellucid.quant.online import FORMATS
 from pellucid.quant.rounding import rounded
 from pellucid.quant.tables import coded_table

@@ -10,13 +10,13 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from pellucid.kernels import prefill_plan
-from pellucid.kernels.paged_attention import LOG2_E, paged_attention_ref
-from pellucid.kernels.prefill_attention import prefill_tiles, queries_per_tile
-from pellucid.kernels.prefill_plan import PromptTiles
-from pellucid.kernels.silu_mul import silu_mul_ref
-from pellucid.kernels.small_matmul import Scales, small_matmul_ref
-from pellucid.kernels.tiles import Gemv, Persistent, Wgmma
+from pellucid.kernels.attention import prefill_plan
+from pellucid.kernels.attention.paged_attention import LOG2_E, paged_attention_ref
+from pellucid.kernels.attention.prefill_attention import prefill_tiles, queries_per_tile
+from pellucid.kernels.attention.prefill_plan import PromptTiles
+from pellucid.kernels.pointwise.silu_mul import silu_mul_ref
+from pellucid.kernels.products.small_matmul import Scales, small_matmul_ref
+from pellucid.kernels.products.tiles import Gemv, Persistent, Wgmma
 from tests.attention.paged import make_rows
 from tests.diagonal import diagonal
 from tests.kernels.emulator import emulated
@@ -37,7 +37,7 @@ def attend(
     **how: int,
 ) -> None:
     """Attend with the kernel, and compare.  num_wanted: of each row's last queries; None: all."""
-    module = emulated("hopper_prefill", *edits, **how)
+    module = emulated("attention.hopper_prefill", *edits, **how)
     shape = {"heads": heads, "head_dim": head_dim, "block_size": 64, "dtype": torch.bfloat16}
     rows = make_rows(lengths, **shape, spare_columns=0, window=window)
     view = paged(rows, rows.fwd.max_query)
@@ -163,7 +163,7 @@ def operands(num_rows: int, num_out: int, num_in: int, dtype: torch.dtype = torc
 @pytest.mark.parametrize("act", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize("shape", [(300, 1056, 200), (500, 512, 448)], ids=str)
 def test_gated_products_of_prompts_match(tile: Persistent, act: str, shape: tuple[int, int, int]) -> None:
-    module = emulated("persistent_matmul")
+    module = emulated("products.persistent_matmul")
     x, weight = operands(*shape)
     out = torch.full((len(x), len(weight) // 2), torch.nan, dtype=x.dtype)
     module.persistent_matmul(x, weight, out, tile, act=act)
@@ -199,7 +199,7 @@ TILES = [
 
 @diagonal({"tile": TILES, "act": [None, "silu"]})
 def test_products_of_few_rows_match(tile: Wgmma, act: str | None) -> None:
-    module = emulated("hopper_matmul", num_multiprocessors=64)
+    module = emulated("products.hopper_matmul", num_multiprocessors=64)
     x, weight = operands(tile.rows + 5, 272, 1096)
     bias = torch.randn(272).to(x.dtype)
     out = torch.full((len(x), 272 // 2 if act else 272), torch.nan, dtype=x.dtype)
@@ -211,7 +211,7 @@ def test_products_of_few_rows_match(tile: Wgmma, act: str | None) -> None:
 
 
 def test_every_program_has_a_step_to_wait_with() -> None:
-    module = emulated("hopper_matmul", num_multiprocessors=64)
+    module = emulated("products.hopper_matmul", num_multiprocessors=64)
     x, weight = operands(64, 64, 200)  # four steps
     out, arrivals = torch.empty(64, 64, dtype=x.dtype), torch.zeros(1, dtype=torch.int32)
     module.hopper_matmul(x, weight, out, Wgmma(64, 64, 4, 8), arrivals=arrivals)
@@ -223,7 +223,7 @@ def test_every_program_has_a_step_to_wait_with() -> None:
 @pytest.mark.parametrize("act", [None, "silu"])
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_products_of_single_rows_match(tile: Gemv, act: str | None, num_rows: int) -> None:
-    module = emulated("small_matmul")
+    module = emulated("products.small_matmul")
     x, weight = operands(num_rows, 36, 1096)
     out = torch.full((len(x), 36 // 2 if act else 36), torch.nan, dtype=x.dtype)
     module.small_matmul(x, weight, out, tile, act=act)
@@ -232,7 +232,7 @@ def test_products_of_single_rows_match(tile: Gemv, act: str | None, num_rows: in
 
 
 def test_fp8_products_of_few_rows_match() -> None:
-    module = emulated("hopper_matmul", num_multiprocessors=64)
+    module = emulated("products.hopper_matmul", num_multiprocessors=64)
     tile, scales = Wgmma(128, 128, 2, 6), Scales(weight=torch.rand(272, 1) + 0.5, x=torch.rand(100, 1) + 0.5)
     check_fp8(module, tile, scales, None)
 
@@ -245,7 +245,7 @@ def test_fp8_products_of_few_rows_match() -> None:
     }
 )
 def test_fp8_products_with_scales_of_groups_match(tile: Wgmma, group: int, act: str | None) -> None:
-    module = emulated("hopper_matmul", num_multiprocessors=64)
+    module = emulated("products.hopper_matmul", num_multiprocessors=64)
     num_groups = -(-1104 // group)
     scales = Scales(torch.rand(272, num_groups) + 0.5, torch.rand(100, num_groups) + 0.5, group)
     check_fp8(module, tile, scales, act)
@@ -258,7 +258,7 @@ def test_fp8_products_with_scales_of_groups_match(tile: Wgmma, group: int, act: 
     }
 )
 def test_int8_products_are_exact_sums_times_scales(tile: Wgmma, act: str | None) -> None:
-    module = emulated("hopper_matmul", num_multiprocessors=128)
+    module = emulated("products.hopper_matmul", num_multiprocessors=128)
     x, weight, scales = integers(300, 272, 1104)
     out = torch.full((300, 136 if act else 272), torch.nan, dtype=torch.bfloat16)
     arrivals = torch.zeros(module.num_arrivals(272, 300, tile), dtype=torch.int32)

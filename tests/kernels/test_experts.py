@@ -8,7 +8,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from pellucid.kernels.experts import (
+from pellucid.kernels.experts.experts import (
     FEW_TOKENS,
     TILES,
     ExpertWeights,
@@ -20,8 +20,7 @@ from pellucid.kernels.experts import (
     mix_experts_ref,
     rows_for,
 )
-from pellucid.kernels.rms_norm import add_rms_norm
-from pellucid.kernels.routing import (
+from pellucid.kernels.experts.routing import (
     Chosen,
     Parts,
     Routing,
@@ -34,6 +33,7 @@ from pellucid.kernels.routing import (
     sort_pairs,
     sort_pairs_ref,
 )
+from pellucid.kernels.pointwise.rms_norm import add_rms_norm
 from pellucid.layers.addend import Addend
 from pellucid.layers.leaf import FUSED
 from pellucid.layers.norm import add_norm

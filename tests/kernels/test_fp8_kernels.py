@@ -12,10 +12,11 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from pellucid.kernels.bytes_gemv import bytes_gemv, bytes_gemv_ref
-from pellucid.kernels.own_products import OwnByteProducts
-from pellucid.kernels.rms_norm import add_rms_norm, add_rms_norm_rounded, add_rms_norm_rounded_ref
-from pellucid.kernels.round_rows import (
+from pellucid.kernels.pointwise.rms_norm import add_rms_norm, add_rms_norm_rounded, add_rms_norm_rounded_ref
+from pellucid.kernels.pointwise.silu_mul import ACTIVATIONS, silu_mul, silu_mul_rounded, silu_mul_rounded_ref
+from pellucid.kernels.products.bytes_gemv import bytes_gemv, bytes_gemv_ref
+from pellucid.kernels.products.own_products import OwnByteProducts
+from pellucid.kernels.products.round_rows import (
     BY_ROWS,
     Rounded,
     Rounding,
@@ -25,10 +26,9 @@ from pellucid.kernels.round_rows import (
     rounded_bytes_ref,
     saturated,
 )
-from pellucid.kernels.scaled_matmul import scaled_matmul, scaled_matmul_ref
-from pellucid.kernels.silu_mul import ACTIVATIONS, silu_mul, silu_mul_rounded, silu_mul_rounded_ref
-from pellucid.kernels.small_matmul import Scales, small_matmul
-from pellucid.kernels.tiles import Gemv, SplitK
+from pellucid.kernels.products.scaled_matmul import scaled_matmul, scaled_matmul_ref
+from pellucid.kernels.products.small_matmul import Scales, small_matmul
+from pellucid.kernels.products.tiles import Gemv, SplitK
 from tests.kernels.compare import DTYPES as COMPARED
 
 HAS_GPU = torch.cuda.is_available()

@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from pellucid.kernels.gather_rows import gather_rows, gather_rows_ref
+from pellucid.kernels.slots.gather_rows import gather_rows, gather_rows_ref
 from pellucid.rows import SlotViews, StepRows
 from pellucid.worker.inputs import StepCounts
 

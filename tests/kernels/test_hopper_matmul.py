@@ -8,12 +8,12 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from pellucid.kernels.hopper_matmul import hopper_matmul, hopper_multiplies, num_arrivals
-from pellucid.kernels.own_products import OwnProducts
-from pellucid.kernels.round_rows import Rounded, rounded_bytes
-from pellucid.kernels.silu_mul import silu_mul_ref
-from pellucid.kernels.small_matmul import Scales, small_matmul_ref
-from pellucid.kernels.tiles import Wgmma
+from pellucid.kernels.pointwise.silu_mul import silu_mul_ref
+from pellucid.kernels.products.hopper_matmul import hopper_matmul, hopper_multiplies, num_arrivals
+from pellucid.kernels.products.own_products import OwnProducts
+from pellucid.kernels.products.round_rows import Rounded, rounded_bytes
+from pellucid.kernels.products.small_matmul import Scales, small_matmul_ref
+from pellucid.kernels.products.tiles import Wgmma
 
 IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 HOPPER = pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")

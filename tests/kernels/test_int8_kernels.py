@@ -8,14 +8,14 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from pellucid.kernels.bytes_gemv import bytes_gemv, bytes_gemv_ref
-from pellucid.kernels.own_products import OwnByteProducts
-from pellucid.kernels.rms_norm import add_rms_norm, add_rms_norm_rounded, add_rms_norm_rounded_ref
-from pellucid.kernels.round_rows import Rounded, Rounding, round_rows, round_rows_ref
-from pellucid.kernels.scaled_matmul import scaled_matmul
-from pellucid.kernels.silu_mul import silu_mul, silu_mul_rounded, silu_mul_rounded_ref
-from pellucid.kernels.small_matmul import Scales, small_matmul
-from pellucid.kernels.tiles import Gemv, SplitK
+from pellucid.kernels.pointwise.rms_norm import add_rms_norm, add_rms_norm_rounded, add_rms_norm_rounded_ref
+from pellucid.kernels.pointwise.silu_mul import silu_mul, silu_mul_rounded, silu_mul_rounded_ref
+from pellucid.kernels.products.bytes_gemv import bytes_gemv, bytes_gemv_ref
+from pellucid.kernels.products.own_products import OwnByteProducts
+from pellucid.kernels.products.round_rows import Rounded, Rounding, round_rows, round_rows_ref
+from pellucid.kernels.products.scaled_matmul import scaled_matmul
+from pellucid.kernels.products.small_matmul import Scales, small_matmul
+from pellucid.kernels.products.tiles import Gemv, SplitK
 from tests.kernels.compare import DTYPES
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from pellucid.kernels.kv_move import kv_move, kv_move_ref
+from pellucid.kernels.attention.kv_move import kv_move, kv_move_ref
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -10,16 +10,16 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from pellucid.kernels import latent_decode as decode_module
-from pellucid.kernels import latent_expand as expand_module
-from pellucid.kernels.decode_attention import Cut
-from pellucid.kernels.heads_matmul import heads_matmul, heads_matmul_ref
-from pellucid.kernels.latent_decode import heads_per_program, latent_decode, latent_decode_ref
-from pellucid.kernels.latent_expand import latent_expand, latent_expand_ref
-from pellucid.kernels.latent_prefill import latent_prefill, latent_prefill_ref, queries_per_tile
-from pellucid.kernels.latent_rope import latent_rope, latent_rope_ref
-from pellucid.kernels.paged_attention import PagedRows, TreeRows
-from pellucid.kernels.prefill_attention import prefill_tiles
+from pellucid.kernels.attention import latent_decode as decode_module
+from pellucid.kernels.attention import latent_expand as expand_module
+from pellucid.kernels.attention.decode_attention import Cut
+from pellucid.kernels.attention.latent_decode import heads_per_program, latent_decode, latent_decode_ref
+from pellucid.kernels.attention.latent_expand import latent_expand, latent_expand_ref
+from pellucid.kernels.attention.latent_prefill import latent_prefill, latent_prefill_ref, queries_per_tile
+from pellucid.kernels.attention.latent_rope import latent_rope, latent_rope_ref
+from pellucid.kernels.attention.paged_attention import PagedRows, TreeRows
+from pellucid.kernels.attention.prefill_attention import prefill_tiles
+from pellucid.kernels.products.heads_matmul import heads_matmul, heads_matmul_ref
 from pellucid.layers.rope import RopeConfig
 from pellucid.layers.rotary import rotary_table
 from tests.diagonal import diagonal

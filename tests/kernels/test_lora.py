@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pellucid.kernels.lora import (
+from pellucid.kernels.pointwise.silu_mul import silu_mul, silu_mul_ref
+from pellucid.kernels.products.lora import (
     WideShrink,
     add_lora,
     add_lora_ref,
@@ -16,7 +17,6 @@ from pellucid.kernels.lora import (
     gate_wide,
     gate_wide_ref,
 )
-from pellucid.kernels.silu_mul import silu_mul, silu_mul_ref
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = {  # tokens, inputs, outputs of the merged matrices, adapters, rank

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from pellucid.kernels.mask_logits import BLOCK, launch, mask_logits_ref
+from pellucid.kernels.sampling.mask_logits import BLOCK, launch, mask_logits_ref
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from pellucid.kernels.noise import BLOCK, keys, keys_ref, uniforms, uniforms_ref
+from pellucid.kernels.sampling.noise import BLOCK, keys, keys_ref, uniforms, uniforms_ref
 from pellucid.sample import noise
 from pellucid.sample.noise import Purpose
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from pellucid.kernels import packed_experts
-from pellucid.kernels.experts import ExpertWeights, Gating, More, added_up, mix_experts_ref
-from pellucid.kernels.hopper_prefill import is_hopper
-from pellucid.kernels.packed_experts import (
+from pellucid.kernels.attention.hopper_prefill import is_hopper
+from pellucid.kernels.experts import packed_experts
+from pellucid.kernels.experts.experts import ExpertWeights, Gating, More, added_up, mix_experts_ref
+from pellucid.kernels.experts.packed_experts import (
     PackedExperts,
     gather_pairs,
     mix_packed,
@@ -24,8 +24,8 @@ from pellucid.kernels.packed_experts import (
     unpacked_ref,
     write_numbers,
 )
-from pellucid.kernels.packed_weight import GroupCodes
-from pellucid.kernels.routing import Chosen, sort_pairs, sort_pairs_ref
+from pellucid.kernels.experts.routing import Chosen, sort_pairs, sort_pairs_ref
+from pellucid.kernels.packed.packed_weight import GroupCodes
 from tests.kernels.emulator import emulated
 from tests.kernels.test_packed_matmul import DEVICE, KINDS, Kind, codes
 
@@ -173,8 +173,8 @@ def test_rows_are_gathered_in_the_order_of_places(weighs_input: bool) -> None:
 
 def played(monkeypatch: pytest.MonkeyPatch, *faults: tuple[str, str], seed: int = 0) -> None:
     """Have Hopper's kernel run where a CPU plays such a GPU."""
-    own = emulated("packed_experts_hopper", *faults, seed=seed)
-    monkeypatch.setitem(sys.modules, "pellucid.kernels.packed_experts_hopper", own)
+    own = emulated("experts.packed_experts_hopper", *faults, seed=seed)
+    monkeypatch.setitem(sys.modules, "pellucid.kernels.experts.packed_experts_hopper", own)
     is_there = SimpleNamespace(is_hopper=True, shared_memory=None, reaches=lambda *_: False)
     monkeypatch.setattr(packed_experts, "platform_of", lambda _: is_there)
 

@@ -10,12 +10,12 @@ import torch
 
 pytest.importorskip("triton")
 
-from pellucid.kernels import packed_gemv as real
-from pellucid.kernels.hopper_prefill import is_hopper
-from pellucid.kernels.packed_gemv import GemvTile
-from pellucid.kernels.packed_matmul import packed_matmul_ref
-from pellucid.kernels.packed_weight import Numbers, packed
-from pellucid.kernels.silu_mul import silu_mul_ref
+from pellucid.kernels.attention.hopper_prefill import is_hopper
+from pellucid.kernels.packed import packed_gemv as real
+from pellucid.kernels.packed.packed_gemv import GemvTile
+from pellucid.kernels.packed.packed_matmul import packed_matmul_ref
+from pellucid.kernels.packed.packed_weight import Numbers, packed
+from pellucid.kernels.pointwise.silu_mul import silu_mul_ref
 from tests.diagonal import diagonal
 from tests.kernels.emulator import emulated
 from tests.kernels.test_packed_matmul import KINDS, TOLERANCE, Kind, codes, rows, weight_of
@@ -71,21 +71,21 @@ def test_gated_products_match(tile: GemvTile, act: str) -> None:
 @diagonal({"kind": KINDS, "dtype": [torch.bfloat16, torch.float16]})
 def test_codes_of_all_kinds_match_where_hopper_is_played(kind: Kind, dtype: torch.dtype) -> None:
     tile = GemvTile(8 if dtype == torch.float16 and kind == TABLE else 4, 2)
-    multiply(emulated("packed_gemv"), kind, dtype, tile, (72, 560))
+    multiply(emulated("packed.packed_gemv"), kind, dtype, tile, (72, 560))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize("shape", [(40, 1096), (64, 2048)], ids=str)
 def test_tiles_of_all_forms_match_where_hopper_is_played(tile: GemvTile, shape: tuple[int, int]) -> None:
-    multiply(emulated("packed_gemv"), KINDS[0], torch.bfloat16, tile, shape)
+    multiply(emulated("packed.packed_gemv"), KINDS[0], torch.bfloat16, tile, shape)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("act", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize("tile", TILES[1:3], ids=str)
 def test_gated_products_match_where_hopper_is_played(tile: GemvTile, act: str) -> None:
-    gated(emulated("packed_gemv"), tile, act)
+    gated(emulated("packed.packed_gemv"), tile, act)
 
 
 FAULTS = {
@@ -100,4 +100,4 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=list(FAULTS))
 def test_faults_would_be_noticed(fault: tuple[str, str]) -> None:
     with pytest.raises(AssertionError):
-        multiply(emulated("packed_gemv", fault), KINDS[0], torch.bfloat16, GemvTile(4, 4), (40, 1096))
+        multiply(emulated("packed.packed_gemv", fault), KINDS[0], torch.bfloat16, GemvTile(4, 4), (40, 1096))

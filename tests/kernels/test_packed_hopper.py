@@ -10,14 +10,14 @@ import torch
 
 pytest.importorskip("triton")
 
-from pellucid.kernels.hopper_matmul import num_arrivals
-from pellucid.kernels.hopper_prefill import is_hopper
-from pellucid.kernels.packed_hopper import packed_hopper, tile_for
-from pellucid.kernels.packed_matmul import packed_matmul_ref
-from pellucid.kernels.packed_products import PackedProducts
-from pellucid.kernels.packed_weight import packed
-from pellucid.kernels.silu_mul import silu_mul_ref
-from pellucid.kernels.tiles import Wgmma
+from pellucid.kernels.attention.hopper_prefill import is_hopper
+from pellucid.kernels.packed.packed_hopper import packed_hopper, tile_for
+from pellucid.kernels.packed.packed_matmul import packed_matmul_ref
+from pellucid.kernels.packed.packed_products import PackedProducts
+from pellucid.kernels.packed.packed_weight import packed
+from pellucid.kernels.pointwise.silu_mul import silu_mul_ref
+from pellucid.kernels.products.hopper_matmul import num_arrivals
+from pellucid.kernels.products.tiles import Wgmma
 from tests.diagonal import diagonal
 from tests.kernels.emulator import emulated
 from tests.kernels.test_packed_matmul import KINDS, TOLERANCE, Kind, codes, rows, weight_of
@@ -71,14 +71,14 @@ def multiply(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @diagonal({"kind": ALL, "dtype": [torch.bfloat16, torch.float16]})
 def test_codes_of_all_kinds_match_where_hopper_is_played(kind: Kind, dtype: torch.dtype) -> None:
-    multiply(emulated("packed_hopper"), kind, dtype, Wgmma(128, 16, 2, 2), (5, 200, 560))
+    multiply(emulated("packed.packed_hopper"), kind, dtype, Wgmma(128, 16, 2, 2), (5, 200, 560))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("tile", [Wgmma(64, 16, 1, 3), Wgmma(192, 32, 4, 2), Wgmma(128, 64, 1, 2)], ids=str)
 @pytest.mark.parametrize("seed", range(2))
 def test_tiles_of_all_forms_match_where_hopper_is_played(tile: Wgmma, seed: int) -> None:
-    multiply(emulated("packed_hopper", seed=seed), KINDS[0], torch.bfloat16, tile, (40, 136, 1096))
+    multiply(emulated("packed.packed_hopper", seed=seed), KINDS[0], torch.bfloat16, tile, (40, 136, 1096))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -91,7 +91,7 @@ def test_gated_products_match_where_hopper_is_played(tile: Wgmma, act: str) -> N
     weight = packed(parts, torch.bfloat16, gated=True)
     x, bias = rows(5, 560, torch.bfloat16), rows(1, 192, torch.bfloat16)[0]
     arrivals = torch.zeros(num_arrivals(192, 5, tile), dtype=torch.int32)
-    y = emulated("packed_hopper").packed_hopper(x, weight, tile, bias=bias, act=act, arrivals=arrivals)
+    y = emulated("packed.packed_hopper").packed_hopper(x, weight, tile, bias=bias, act=act, arrivals=arrivals)
     expected = silu_mul_ref(packed_matmul_ref(x, weight, bias=bias), act)
     torch.testing.assert_close(y.float(), expected, atol=5e-2, rtol=5e-2)
 
@@ -157,5 +157,5 @@ FAULTS = {
 def test_faults_would_be_noticed(fault: tuple[str, str]) -> None:
     with pytest.raises(AssertionError):
         for seed in range(3):
-            module = emulated("packed_hopper", fault, seed=seed)
+            module = emulated("packed.packed_hopper", fault, seed=seed)
             multiply(module, KINDS[0], torch.bfloat16, Wgmma(64, 16, 2, 2), (5, 64, 1096))

@@ -8,9 +8,9 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from pellucid.kernels.packed_matmul import dequantize, packed_matmul, packed_matmul_ref, splits_for
-from pellucid.kernels.packed_products import PackedProducts
-from pellucid.kernels.packed_weight import (
+from pellucid.kernels.packed.packed_matmul import dequantize, packed_matmul, packed_matmul_ref, splits_for
+from pellucid.kernels.packed.packed_products import PackedProducts
+from pellucid.kernels.packed.packed_weight import (
     GroupCodes,
     Numbers,
     PackedWeight,
@@ -169,7 +169,7 @@ def test_inputs_may_be_in_another_order(num_rows: int) -> None:
 
 
 def test_many_rows_are_multiplied_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pellucid.kernels.packed_products.SCRATCH_BYTES", 64 * 200 * 4)
+    monkeypatch.setattr("pellucid.kernels.packed.packed_products.SCRATCH_BYTES", 64 * 200 * 4)
     weight = weight_of(KINDS[0], 150, 200, torch.float32)
     x, bias = rows(70, 200, torch.float32), rows(1, 150, torch.float32)[0]
     expected = packed_matmul_ref(x, weight, bias=bias)

@@ -8,10 +8,10 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from pellucid.kernels.own_products import OwnProducts
-from pellucid.kernels.persistent_matmul import persistent_matmul
-from pellucid.kernels.silu_mul import silu_mul_ref
-from pellucid.kernels.tiles import Persistent
+from pellucid.kernels.pointwise.silu_mul import silu_mul_ref
+from pellucid.kernels.products.own_products import OwnProducts
+from pellucid.kernels.products.persistent_matmul import persistent_matmul
+from pellucid.kernels.products.tiles import Persistent
 
 IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 HOPPER = pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper GPU")

@@ -12,10 +12,10 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from pellucid.kernels import prefill_plan
-from pellucid.kernels.paged_attention import PagedRows, paged_attention_ref
-from pellucid.kernels.prefill_attention import prefill_tiles
-from pellucid.kernels.prefill_plan import (
+from pellucid.kernels.attention import prefill_plan
+from pellucid.kernels.attention.paged_attention import PagedRows, paged_attention_ref
+from pellucid.kernels.attention.prefill_attention import prefill_tiles
+from pellucid.kernels.attention.prefill_plan import (
     KEYS,
     MAX_ROUNDS,
     MIN_ROUNDS,

@@ -8,8 +8,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from pellucid.kernels import prompt_lookup as file
-from pellucid.kernels.prompt_lookup import prompt_lookup, prompt_lookup_ref
+from pellucid.kernels.slots import prompt_lookup as file
+from pellucid.kernels.slots.prompt_lookup import prompt_lookup, prompt_lookup_ref
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

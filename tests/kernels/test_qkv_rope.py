@@ -10,8 +10,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from pellucid.kernels import qkv_rope as qkv_rope_module
-from pellucid.kernels.qkv_rope import FEW_TOKENS, SMALL_HEAD, program_size, qkv_rope, qkv_rope_ref
+from pellucid.kernels.attention import qkv_rope as qkv_rope_module
+from pellucid.kernels.attention.qkv_rope import FEW_TOKENS, SMALL_HEAD, program_size, qkv_rope, qkv_rope_ref
 from pellucid.layers.rope import RopeConfig
 from pellucid.layers.rotary import rotary_table
 from tests.kernels.compare import DTYPES, assert_rounded_alike

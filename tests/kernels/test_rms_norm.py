@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from pellucid.kernels.rms_norm import MAX_DIM, Post, add_rms_norm, add_rms_norm_ref
+from pellucid.kernels.pointwise.rms_norm import MAX_DIM, Post, add_rms_norm, add_rms_norm_ref
 from tests.kernels.compare import DTYPES, assert_rounded_alike
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

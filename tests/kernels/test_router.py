@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton")
 
 from pellucid.forward import ForwardInput
-from pellucid.kernels.routing import Parts, Routing, Share
+from pellucid.kernels.experts.routing import Parts, Routing, Share
 from pellucid.layers.activation import Act
 from pellucid.layers.experts import Router, Sparse
 from pellucid.layers.leaf import FUSED

@@ -11,8 +11,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from pellucid.kernels import sample
-from pellucid.kernels.sample import BLOCK_TOKENS, draw, draw_ref
+from pellucid.kernels.sampling import sample
+from pellucid.kernels.sampling.sample import BLOCK_TOKENS, draw, draw_ref
 from pellucid.sample.draw import Draw, FusedDraw, TorchDraw
 from pellucid.sample.noise import Purpose, gumbel, token_codes
 from pellucid.sample.state import Column, LogitsBatch, SamplingState

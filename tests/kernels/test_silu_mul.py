@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from pellucid.kernels.silu_mul import ACTIVATIONS, BLOCK, silu_mul, silu_mul_ref
+from pellucid.kernels.pointwise.silu_mul import ACTIVATIONS, BLOCK, silu_mul, silu_mul_ref
 from tests.kernels.compare import DTYPES, assert_rounded_alike
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

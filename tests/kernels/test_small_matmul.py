@@ -8,11 +8,11 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from pellucid.kernels.own_products import OwnProducts
-from pellucid.kernels.round_rows import rounded_bytes_ref
-from pellucid.kernels.silu_mul import silu_mul_ref
-from pellucid.kernels.small_matmul import Scales, small_matmul, small_matmul_ref
-from pellucid.kernels.tiles import Gemv, SplitK, Tile
+from pellucid.kernels.pointwise.silu_mul import silu_mul_ref
+from pellucid.kernels.products.own_products import OwnProducts
+from pellucid.kernels.products.round_rows import rounded_bytes_ref
+from pellucid.kernels.products.small_matmul import Scales, small_matmul, small_matmul_ref
+from pellucid.kernels.products.tiles import Gemv, SplitK, Tile
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 GPU = [pytest.mark.gpu, pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")]

@@ -7,8 +7,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from pellucid.kernels.routing import Chosen, Share
-from pellucid.kernels.spread import pack, pack_ref, unpack, unpack_ref, words_of
+from pellucid.kernels.experts.routing import Chosen, Share
+from pellucid.kernels.slots.spread import pack, pack_ref, unpack, unpack_ref, words_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NUM_EXPERTS, TOP_K = 8, 3

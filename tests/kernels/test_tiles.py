@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pellucid.kernels import tiles
-from pellucid.kernels.tiles import (
+from pellucid.kernels.products import tiles
+from pellucid.kernels.products.tiles import (
     MANY_ROWS,
     MAX_GEMV_ROWS,
     MAX_ROWS,

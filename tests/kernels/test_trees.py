@@ -11,8 +11,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from pellucid.kernels.gather_rows import gather_rows_ref
-from pellucid.kernels.trees import tree_places, tree_places_ref, verify_tree, verify_tree_ref
+from pellucid.kernels.sampling.trees import tree_places, tree_places_ref, verify_tree, verify_tree_ref
+from pellucid.kernels.slots.gather_rows import gather_rows_ref
 from pellucid.rows import StepRows, Trees
 from pellucid.worker.inputs import trailing
 from tests.kernels.test_gather_rows import DEVICE, NUM_SLOTS, held, rows_of

@@ -10,8 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from pellucid.kernels import advance_slots as slots_kernels
-from pellucid.kernels.verify_chain import (
+from pellucid.kernels.sampling.verify_chain import (
     NODES,
     Chance,
     take_by_chance,
@@ -19,6 +18,7 @@ from pellucid.kernels.verify_chain import (
     verify_chain,
     verify_chain_ref,
 )
+from pellucid.kernels.slots import advance_slots as slots_kernels
 from pellucid.rows import SlotRows
 from pellucid.sample.noise import Purpose, uniform
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pellucid.kernels.silu_mul import silu_mul_ref
+from pellucid.kernels.pointwise.silu_mul import silu_mul_ref
 from pellucid.layers.activation import ACTIVATIONS, activation
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pellucid.kernels.qkv_rope import turn
+from pellucid.kernels.attention.qkv_rope import turn
 from pellucid.layers.rope import RopeConfig
 from pellucid.layers.rotary import rotary_table
 

@@ -97,7 +97,7 @@ def test_tokens_on_a_gpu_are_those_of_the_cpu(
     sparse: Path, alone, options: dict, caplog: pytest.LogCaptureFixture
 ) -> None:
     prompts, params, expected = alone
-    caplog.set_level(logging.INFO, logger="pellucid.kernels.compilations")
+    caplog.set_level(logging.INFO, logger="pellucid.kernels.compile.compilations")
     with LLM(str(sparse), **(BASE | {"device": "cuda", "num_gpu_blocks_override": 4096} | options)) as llm:
         outputs = llm.generate(prompts, params, use_tqdm=False)
         assert [message for message in caplog.messages if "mid-run" in message] == []

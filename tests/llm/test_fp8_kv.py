@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from pellucid import LLM, SamplingParams
 from pellucid.config import EngineConfig
-from pellucid.kernels.fp8_cache import kv_scale
+from pellucid.kernels.attention.fp8_cache import kv_scale
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.platform import Platform
 from pellucid.quant.stored_scales import scale_name

@@ -160,7 +160,7 @@ def assert_nothing_is_compiled(options: dict, caplog: pytest.LogCaptureFixture) 
     prompts = [[rng.randrange(1000) for _ in range(length)] for length in lengths]
     _, params = random_requests(len(prompts), seed=8)
     limits = {"max_model_len": 4096, "max_num_batched_tokens": 1024, "max_num_seqs": 70}
-    caplog.set_level(logging.INFO, logger="pellucid.kernels.compilations")
+    caplog.set_level(logging.INFO, logger="pellucid.kernels.compile.compilations")
     with LLM("shape:qwen3-0.6b", device="cuda", gpu_memory_utilization=0.3, **limits, **options) as llm:
         before = compiled()
         llm.generate(prompts, SamplingParams(temperature=0.7, max_tokens=20, ignore_eos=True), use_tqdm=False)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pellucid.config import ModelConfig
 from pellucid.forward import ForwardInput
-from pellucid.kernels.packed_weight import GroupCodes
+from pellucid.kernels.packed.packed_weight import GroupCodes
 from pellucid.layers.leaf import Leaf
 from pellucid.models.build import BuildOptions, BuiltModel, build
 from pellucid.models.checkpoint import Checkpoint

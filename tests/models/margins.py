@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from pellucid.kernels.routing import Routing, in_best_groups_ref
+from pellucid.kernels.experts.routing import Routing, in_best_groups_ref
 from pellucid.layers.experts import Router
 
 LEAST_MARGIN = 3e-5  # rounding moves float32 logits of models this small by a tenth of it, at most

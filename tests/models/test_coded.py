@@ -238,7 +238,7 @@ def test_codes_that_stay_packed_compute_the_same(
     """As on a GPU, whose kernels' stand-in is torch's product of the numbers."""
     monkeypatch.setattr("pellucid.quant.quantization.packs_codes", lambda *_: True)
     monkeypatch.setattr("pellucid.quant.packed.LEAST_GROUP", 8)
-    monkeypatch.setattr("pellucid.kernels.packed_weight.LEAST_GROUP", 8)
+    monkeypatch.setattr("pellucid.kernels.packed.packed_weight.LEAST_GROUP", 8)
     caplog.set_level("INFO")
     work = {0: [1, 2, 3, 7], 1: [40, 5]}
     before = num_codes()

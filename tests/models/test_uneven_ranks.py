@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pellucid.config import ModelConfig
 from pellucid.dist.collectives import Group
-from pellucid.kernels.all_reduce import Mailbox
+from pellucid.kernels.ranks.all_reduce import Mailbox
 from pellucid.models.build import BuildOptions, build
 from pellucid.models.checkpoint import Checkpoint
 from pellucid.quant.codes import LUT4

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pellucid.kernels.rms_norm import Post, add_rms_norm_ref
-from pellucid.kernels.silu_mul import silu_mul_ref
+from pellucid.kernels.pointwise.rms_norm import Post, add_rms_norm_ref
+from pellucid.kernels.pointwise.silu_mul import silu_mul_ref
 from pellucid.layers.leaf import NATIVE, add_norm_native, choose_leaf, gated_native
 from pellucid.native import between
 from pellucid.native.library import Library

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pellucid.kernels.experts import ExpertWeights, Gating, More, mix_experts_ref
-from pellucid.kernels.packed_weight import GroupCodes
-from pellucid.kernels.routing import Chosen
+from pellucid.kernels.experts.experts import ExpertWeights, Gating, More, mix_experts_ref
+from pellucid.kernels.experts.routing import Chosen
+from pellucid.kernels.packed.packed_weight import GroupCodes
 from pellucid.native.library import Library
 from pellucid.quant.codes import Codes
 from pellucid.quant.experts import NATIVE, CodedExperts, PlainExperts

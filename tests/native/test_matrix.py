@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pellucid.kernels.silu_mul import silu_mul_ref
+from pellucid.kernels.pointwise.silu_mul import silu_mul_ref
 from pellucid.native.library import Code, Library
 from pellucid.native.matrix import NativeMatrix, Numbers, in_bfloat16, in_int8
 from pellucid.quant.codes import E2M1_NUMBERS

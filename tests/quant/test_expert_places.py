@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pellucid.kernels.packed_weight import GroupCodes
+from pellucid.kernels.packed.packed_weight import GroupCodes
 from pellucid.quant.base import WHOLE, Coords
 from pellucid.quant.codes import U4, Codes, Group, Scales
 from pellucid.quant.expert_places import AddedOnce, AllInOne, OneByOne

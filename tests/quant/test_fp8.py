@@ -16,14 +16,14 @@ from torch.nn import functional as F
 
 from pellucid import LLM, SamplingParams
 from pellucid.dist.vocab_share import vocab_share
-from pellucid.kernels.round_rows import (
+from pellucid.kernels.products.round_rows import (
     Rounded,
     Rounding,
     round_rows,
     round_rows_ref,
     rounded_bytes_ref,
 )
-from pellucid.kernels.scaled_matmul import scaled_matmul_ref
+from pellucid.kernels.products.scaled_matmul import scaled_matmul_ref
 from pellucid.layers.activation import Act
 from pellucid.layers.leaf import PLAIN
 from pellucid.layers.linear import Linear

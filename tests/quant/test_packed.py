@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pellucid.kernels.packed_weight import numbers_of
-from pellucid.kernels.packed_weight import packed as pack
+from pellucid.kernels.packed.packed_weight import numbers_of
+from pellucid.kernels.packed.packed_weight import packed as pack
 from pellucid.layers.linear import Linear
 from pellucid.layers.weight import Weight
 from pellucid.platform import Platform

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from pellucid.kernels.round_rows import Rounding, round_rows_ref, rounded_bytes_ref
-from pellucid.kernels.tiles import Gemv, SplitK
+from pellucid.kernels.products.round_rows import Rounding, round_rows_ref, rounded_bytes_ref
+from pellucid.kernels.products.tiles import Gemv, SplitK
 from pellucid.platform import Platform
 from pellucid.quant.base import LinearShape
 from pellucid.quant.bytes_product import MULTIPLY as BYTES_PRODUCTS
@@ -210,7 +210,7 @@ def test_integers_of_a_checkpoint_are_multiplied_as_its_activations_are_rounded(
 ) -> None:
     """Sums are exact, so whoever rounds them, and whichever kernel multiplies, the bits are the same."""
     pytest.importorskip("triton")
-    from pellucid.kernels import own_products
+    from pellucid.kernels.products import own_products
 
     few = {1: Gemv(4, 128, 4), 4: SplitK(16, 64, 2, 4, 3), 8: None}
     monkeypatch.setattr(own_products, "choices_for", lambda weight, group: few)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pellucid.kernels.sample import BLOCK_TOKENS
+from pellucid.kernels.sampling.sample import BLOCK_TOKENS
 from pellucid.sampling_params import SamplingParams
 
 V = 40

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pellucid.dist.collectives import SingleRank
 from pellucid.dist.vocab_share import vocab_share
-from pellucid.kernels.all_reduce import Mailbox
+from pellucid.kernels.ranks.all_reduce import Mailbox
 from pellucid.sample.vocabulary import SplitVocabulary
 
 

@@ -13,7 +13,7 @@ import torch
 
 from pellucid import LLM, LLMEngine, RequestOutput, SamplingParams
 from pellucid.config import BY_CHECKPOINT, EngineConfig, SpeculativeConfig
-from pellucid.kernels.prompt_lookup import prompt_lookup_ref
+from pellucid.kernels.slots.prompt_lookup import prompt_lookup_ref
 from tests.llm.test_invariance import BASE, NGRAM, VOCAB
 
 WORDS = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)

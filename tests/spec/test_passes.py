@@ -101,7 +101,7 @@ def test_a_row_that_has_nothing_new_goes_on_behind_what_the_step_has_fed() -> No
 @pytest.mark.parametrize("num_query", [1, 9, 16, 33, 64])
 def test_tiles_of_rows_that_are_even_are_those_of_any(num_query: int) -> None:
     """Made on the device, in the order in which the host makes them."""
-    prefill = pytest.importorskip("pellucid.kernels.prefill_attention")
+    prefill = pytest.importorskip("pellucid.kernels.attention.prefill_attention")
     tiles = EvenTiles(3, num_query, torch.device("cpu"))
     made = tiles.get(16, prefill.prefill_tiles, all_wanted=True)
     assert made.tolist() == prefill.prefill_tiles([num_query] * 3, 16).tolist()

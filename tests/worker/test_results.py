@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pellucid.features.logprobs import worker as logprobs_worker
-from pellucid.kernels.compilations import LateCompilations
+from pellucid.kernels.compile.compilations import LateCompilations
 from pellucid.sample.logprobs import LogprobTensors
 from pellucid.sample.output import SampleOutput
 from pellucid.schedule.plan import StepResult

@@ -97,11 +97,11 @@ def test_sizes_are_of_every_class() -> None:
 
 def test_as_many_rows_are_warmed_up_as_attention_has_variants_for() -> None:
     """With one KV head, which makes as many pairs as there are rows."""
-    decode = pytest.importorskip("pellucid.kernels.decode_attention")
+    decode = pytest.importorskip("pellucid.kernels.attention.decode_attention")
     tables = (decode.CUTS, decode.TILES, decode.VERIFYING_TILES, decode.FP8_TILES)
     most = max(num_pairs for table in tables for num_pairs in table)
     assert max(most + 1, decode.MIN_PAIRS_BY_LINES) <= MOST_ROWS
 
 
 def test_as_many_rows_are_warmed_up_as_the_draw_has_variants_for() -> None:
-    assert pytest.importorskip("pellucid.kernels.sample").FEW_ROWS < MOST_DRAWN
+    assert pytest.importorskip("pellucid.kernels.sampling.sample").FEW_ROWS < MOST_DRAWN

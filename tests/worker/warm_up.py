@@ -19,12 +19,12 @@ import torch
 from triton.runtime import driver
 
 from pellucid import LLM
-from pellucid.kernels.advance_slots import advance_slots, write_drafts
-from pellucid.kernels.compilations import Collected, noted_by
-from pellucid.kernels.draft_places import draft_places
-from pellucid.kernels.gather_rows import gather_rows
-from pellucid.kernels.prompt_lookup import prompt_lookup
-from pellucid.kernels.verify_chain import take_by_chance, verify_chain
+from pellucid.kernels.compile.compilations import Collected, noted_by
+from pellucid.kernels.sampling.verify_chain import take_by_chance, verify_chain
+from pellucid.kernels.slots.advance_slots import advance_slots, write_drafts
+from pellucid.kernels.slots.draft_places import draft_places
+from pellucid.kernels.slots.gather_rows import gather_rows
+from pellucid.kernels.slots.prompt_lookup import prompt_lookup
 from pellucid.layers.leaf import FUSED
 from pellucid.sample.draw import FusedDraw
 from pellucid.worker.warm_up import largest_step, warm_up_steps

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pellucid.features.base import Halves, Home, WorkerFacts, WorkerFeature, Yielded
 from pellucid.features.grammar.host import Drafts, ForcedDrafts, Masks
-from pellucid.kernels.mask_logits import mask_logits
+from pellucid.kernels.sampling.mask_logits import mask_logits
 from pellucid.rows import StepRows
 from pellucid.sample.grammars.base import ANY_TOKEN
 from pellucid.transfer import upload

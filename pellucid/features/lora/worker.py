@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pellucid.features.base import WorkerFacts, WorkerFeature
 from pellucid.forward import ForwardInput
-from pellucid.kernels.gather_rows import owners
+from pellucid.kernels.slots.gather_rows import owners
 from pellucid.lora.bank import LowRank
 from pellucid.lora.content import content_of
 from pellucid.lora.peft import read_adapter

@@ -1,0 +1,1 @@
+"""The cache, and attention over it: decodes, prompts, latents, and what brings keys there."""

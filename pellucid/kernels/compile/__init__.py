@@ -1,0 +1,1 @@
+"""What is compiled, by whom, and what was compiled too late."""

@@ -1,0 +1,1 @@
+"""What kernels are written with: Triton's language, and launches that follow each other."""

@@ -1,0 +1,1 @@
+"""Codes that stay packed: how they lie, and products that unpack them in registers."""

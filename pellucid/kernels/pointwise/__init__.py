@@ -1,0 +1,1 @@
+"""Norms, gates and tables of embeddings."""

@@ -1,0 +1,1 @@
+"""What ranks of one host send each other."""
