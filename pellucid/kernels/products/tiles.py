@@ -25,7 +25,7 @@ MAX_ROWS = 512  # for which products are cut to size
 MANY_ROWS = 16_384  # as many as there are
 SPARE = 4  # multiprocessors that programs which wait for one another leave to messages between GPUs
 RING_BYTES = 208 << 10  # of steps that a Hopper multiprocessor has room for
-PACKAGED = Path(__file__).parent.parent / "assets" / "matmul"
+PACKAGED = Path(__file__).parents[2] / "assets" / "matmul"
 
 
 @dataclass(frozen=True, slots=True)
