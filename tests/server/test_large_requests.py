@@ -199,15 +199,16 @@ def test_a_large_request_whose_client_has_gone_is_not_read(server: Running) -> N
     assert tokenize(server, body).status_code == 200
     (reader,) = readers(server)
     process, num_abandoned = psutil.Process(server.process.pid), 3 * MAX_AT_ONCE
-    num_files, num_read = process.num_fds(), bytes_read(reader)
+    num_read = bytes_read(reader)
     reader.suspend()
     try:
         clients = [asking(server, body) for _ in range(num_abandoned)]
-        eventually(lambda: process.num_fds() >= num_files + num_abandoned)
+        ports = {client.getsockname()[1] for client in clients}
+        eventually(lambda: ports <= peers(process))
         time.sleep(0.5)
         for client in clients:
             client.close()
-        eventually(lambda: process.num_fds() <= num_files)
+        eventually(lambda: not ports & peers(process))
     finally:
         reader.resume()
     assert tokenize(server, body).status_code == 200
@@ -221,6 +222,11 @@ def asking(server: Running, body: bytes) -> socket.socket:
     head = f"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
     client.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
     return client
+
+
+def peers(process: psutil.Process) -> set[int]:
+    """The ports of those it is connected with."""
+    return {connection.raddr.port for connection in process.net_connections("tcp") if connection.raddr}
 
 
 def bytes_read(process: psutil.Process) -> int:
