@@ -53,10 +53,14 @@ class Crowd:
         self.seconds = sorted(self.plain)[(len(self.plain) - 1) // 4]
 
     def correct(self, place: int, by: float) -> None:
-        """By so many plain steps.  More drafts take no less, and fewer no more."""
-        value = max(0.0, self.beside[place] + by / self.scale)
+        """By so many plain steps.  More drafts take no less, and fewer no more.
+
+        If they take less than was thought, more of them, which are not seen, do so by as much.
+        """
+        by /= self.scale
+        value, less = max(0.0, self.beside[place] + by), min(by, 0.0)
         fewer, more = self.beside[:place], self.beside[place + 1 :]
-        self.beside = [*(min(its, value) for its in fewer), value, *(max(its, value) for its in more)]
+        self.beside = [*(min(its, value) for its in fewer), value, *(max(its + less, value) for its in more)]
 
 
 class StepCosts:
