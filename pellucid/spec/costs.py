@@ -99,7 +99,11 @@ class StepCosts:
                 known[verified] = max(0.0, seconds / crowd.seconds - 1)
                 crowd.is_seen = True
         known[0] = min(known.values())
-        if crowd.is_seen:
+        if not crowd.is_seen:
+            crowd.unit = None
+        else:
+            most = self.numbers[-1]  # where so many do not fit into a step it is guessed
+            known.setdefault(most, max(crowd.beside[-1], *known.values()))
             crowd.beside = np.interp(self._knots, list(known), list(known.values())).tolist()
 
     def add_plain(self, num_rows: int, seconds: float, *, is_usual: bool = True) -> None:
@@ -266,7 +270,7 @@ def kinds_to_time(
     proposer alone takes what one draft does.
     """
     powers = [1 << i for i in range(most_rows.bit_length())]
-    rows = dict.fromkeys([1, most_rows, *powers[::2], *powers])
+    rows = dict.fromkeys(map(size_of, [1, most_rows, *powers[::2], *powers]))
     numbers = [(n, n) for n in numbers_of(most, all_or_one=all_or_one)]
     each = dict.fromkeys([(0, 0), numbers[-1], numbers[0], *[(0, 1)] * (not is_padded), *numbers])
     return [(num_rows, *numbers) for num_rows in rows for numbers in each]

@@ -122,7 +122,7 @@ class Switch:
         self.gained(tokens - took)
         self._since_look += 1
         self.trial_steps = max(0, self.trial_steps - has_drafts)
-        if self.credit < -TRIAL * self.is_trying:
+        if (self.is_on or not self.is_resting) and self.credit < -TRIAL * self.is_trying:
             self.give_up()
 
     def followed(self, took: float, gained: float = 0.0, plain_seconds: float | None = None) -> None:

@@ -36,9 +36,9 @@ from pellucid.spec.worth import UNKNOWN_RATE, Lately, Worth, best_of, rates_of
 
 FORGETTING = 7 / 8  # with each verification
 BEGINNING = 8  # drafts that are looked at: so many of a sequence are like the first ones of others
-# Steps with drafts, behind which is chosen anew: at first, and as long as nothing changes and each step pays
-# twice as many as before, up to the most.
-AGAIN, MOST_AGAIN = 2, 16
+# Steps with drafts between two choices: at first, and at most, as scheduler.py chooses every so many steps in
+# any case.  The interval doubles while each step pays and the choice stays the same.
+AGAIN, MOST_AGAIN = 2, 8
 AT_RISK = 3  # steps that are planned before the first of them has come home
 # Tokens beyond those of a plain step's time, for each doubling of the rows: rows with drafts end one by one,
 # and leave steps less full.
@@ -46,7 +46,8 @@ GAIN_A_DOUBLING = 0.015
 # Of a trial: at most so many rows, or a quarter; steps; and drafts; in each row as many as make a step longer
 # by no more than twice what one does, nor than half; and what is kept of what has been taught.
 TRIAL_ROWS, TRIAL_STEPS, TRIAL_DRAFTS, TRIAL_COST, TRIAL_MOST, KEPT_FOR_TRIAL = 16, 4, 32, 2.0, 0.5, 1 / 32
-LEAST_STEPS = 2  # for which the account must have enough
+LEAST_STEPS = 2  # that verify drafts, for which the account must have enough
+RECKONING = 64  # choices, behind which is reckoned anew what trials take
 # A drafter with KV may lose this part of what it has gained, lately, before it is given up; how fast that is
 # learnt and forgotten, with each choice.
 HOPE, HOPING, DESPAIRING = 0.1, 1 / 8, 1 / 64
@@ -113,7 +114,7 @@ class Wants:
         self._rests = False  # nobody had drafts in the last plan, nor wanted any
         self._is_idle = False  # nor does anybody in this one: it is planned as the one before it
         self._is_waiting = False  # a trial: nobody who runs could take part
-        self._was_idle, self._idle = False, Load(0)  # the plan before it, and what it is
+        self._idle = Load(0)  # the last one of them
         self._loads: deque[Load] = deque()  # of plans under way
         self._took: tuple[Load, float] | None = None
         self._all, self._first = Lately(), Lately()  # any sequence's drafts, and the first of each
@@ -124,13 +125,14 @@ class Wants:
         # that are counted together are less work.
         self._landed: list[tuple[Load, float, Column, NDArray[np.int32] | None]] = []
         self._yielded: list[tuple[Column, Column, NDArray[np.int32]]] = []
-        self._again, self._num_drafting = AGAIN, 0  # so many are behind it
+        self._again = AGAIN  # steps with drafts, from one choice to the next
+        self._num_drafting = 0  # of these, those that are counted
         self._waits = False  # somebody, for a slot
         self._was_plain = False  # the last step that has come home
         self._was_trying, self._num_chosen = False, 1  # when it was last chosen; for how many rows
         self._num_to_try = 0  # steps of a trial that are to be planned
         self._num_tried = 0  # the last trial that anybody takes part in
-        self._num_looks = 0  # choices: at every other one some texts are looked at
+        self._num_choices = 0  # at every other one some texts are looked at
         self._trials: dict[tuple[int, int], Trial] = {}  # until costs are known better
         self._num_rows = 1  # of the last plan
         self._gain = 1.0  # tokens for a plain step's time, as was expected when it was last chosen
@@ -166,7 +168,7 @@ class Wants:
     def rests(self, step: Step) -> bool:
         """Will this plan have no drafts, as the last one, nor want any?"""
         rests = self._rests and (self._is_waiting or not self.switch.is_on) and not step.chunks
-        self._was_idle, self._is_idle = self._is_idle, rests and not self._table.drafts[step.decodes].any()
+        self._is_idle = rests and not self._table.drafts[step.decodes].any()
         return self._is_idle
 
     @property
@@ -189,6 +191,8 @@ class Wants:
             is_new = switch.is_on and not switch.is_trying and len(slots) > 2 * self._num_chosen
         if is_new:
             self.choose(slots)  # for those that are there now
+        if self._is_learning and not switch.is_on:
+            self._table.want[slots] = 0  # of prompts that began while it was
         most = int(self._table.want[slots].max(initial=0))
         if most or not self._keeps_kv:
             return most
@@ -225,19 +229,18 @@ class Wants:
         if not self._is_learning:
             return
         if self._is_idle:
-            if self._keeps_kv and not self._was_idle:
+            if self._keeps_kv:
                 self._has_lost[step.decodes] = True
             if step.num_rows != self._idle.num_rows:
-                self._idle, self._num_rows = (
-                    Load(step.num_rows, num_decodes=step.num_rows),
-                    step.num_rows or 1,
-                )
+                self._idle = Load(step.num_rows, num_decodes=step.num_rows)
+            self._num_rows = step.num_rows or 1
             self._loads.append(self._idle)
             return
         most_drafts = self._num_proposed if step.num_drafts else 0
         self._proposes, self._num_proposed = step.num_propose > 0, step.num_propose
         if self._keeps_kv and not self._proposes:
-            self._has_lost[[row.slot for row in step.chunks]] = True
+            chunks = [row.slot for row in step.chunks]
+            self._has_lost[chunks], self._table.want[chunks] = True, 0
             if not (self.switch.is_looking or self._is_tried):
                 self._has_lost[step.decodes] = True
         elif self._keeps_kv and step.chunks:
@@ -247,7 +250,7 @@ class Wants:
         if self._num_to_try and self._table.want[sampled].any():
             self._num_to_try -= 1
             if not self._num_to_try:
-                self._table.want[sampled] = 0  # until it is judged
+                self._table.want[:] = 0  # until it is judged
         has_drafts = self._proposes or step.num_drafts > 0 or self._table.want[sampled].any()
         self._rests = not (has_drafts or self.switch.is_looking or step.chunks)
         self._num_rows = max(1, step.num_rows)
@@ -318,8 +321,8 @@ class Wants:
                 if switch.is_on and not switch.is_trying and switch.is_stale(gain):
                     switch.look()
         # Whoever a trial has waited for may be there now.
-        is_idle = load.passes > 0 and switch.is_trying and self._num_tried < switch.num_trials
-        self.has_switched |= was != (switch.is_on, switch.is_trying) or is_idle
+        may_start = load.passes > 0 and switch.is_trying and self._num_tried < switch.num_trials
+        self.has_switched |= was != (switch.is_on, switch.is_trying) or may_start
 
     def _gained_beside_prompts(self, load: Load, num_new: int) -> float:
         """Plain steps of those that decode, as far as it is known what their drafts take."""
@@ -352,7 +355,11 @@ class Wants:
         waits: does anybody for a slot?  Then tokens count, whosever they are; else how soon all answers end.
         """
         self._take_in()
-        self.has_switched, self._num_drafting, self._rests = False, 0, False
+        self.has_switched, self._num_drafting = False, 0
+        self._rests = self._is_waiting = False
+        self._num_choices += 1
+        if waits is not None and waits != self._waits or self._num_choices % RECKONING == 0:
+            self._trials.clear()
         self._waits = self._waits if waits is None else waits
         if not self._is_learning or not len(slots):
             return
@@ -363,8 +370,7 @@ class Wants:
         able = slots[~self._has_lost[slots]]
         was = want[able]
         want[slots] = 0
-        self._num_looks += self._reads_text
-        if self._reads_text and switch.may_begin and self._num_looks % 2 == 0:
+        if self._reads_text and switch.may_begin and self._num_choices % 2 == 0:
             self._look_for_echoes(slots)
         if not len(able) and not self._proposes and not switch.is_paid:
             switch.give_up()  # nobody is left whose drafts could pay for the prompts
@@ -440,12 +446,13 @@ class Wants:
 
     def _look_for_echoes(self, slots: Column) -> None:
         """Begin if the ends of some texts were foretold, which costs nothing to find out."""
-        some = np.roll(slots, -self._num_looks // 2 * ECHO_ROWS)[:ECHO_ROWS]
+        some = np.roll(slots, -self._num_choices // 2 * ECHO_ROWS)[:ECHO_ROWS]
         found = sum(num_foretold(self._table.tokens(slot)) for slot in some.tolist())
         num = NUM_TOKENS * len(some)
         self._all.tries, self._all.hits = float(num), float(found)
         self._tries[slots] = self._hits[slots] = 0.0
-        self._gain = self._worth(slots, len(slots)).gain if found else 1.0
+        chances = self._chances.of(np.full(len(slots), self._all.rate))
+        self._gain = self._best(chances, len(slots), self.switch.credit).gain if found else 1.0
         if self._gain >= FIRST_GAIN:
             self.switch.begin()
 

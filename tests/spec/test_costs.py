@@ -86,6 +86,19 @@ def test_longer_texts_make_plain_steps_longer_and_not_what_drafts_take_beside() 
     assert extra(costs, 8, 4, 4) == pytest.approx(1, abs=0.01), "what steps take is learnt"
 
 
+def test_what_was_not_timed_is_guessed() -> None:
+    """All drafts do not fit into a step; time has ended behind the first step of more rows."""
+    timed = Timed(8, 0, 0, 0.01), Timed(8, 1, 1, 0.012), Timed(8, 2, 2, 0.013), Timed(64, 0, 0, 0.02)
+    costs = StepCosts(16, 27, Timings(steps=timed))
+    assert extra(costs, 8, 16, 16) == pytest.approx(extra(StepCosts(16, 27), 8, 16, 16)) and costs.is_known(
+        64
+    )
+    before = extra(costs, 64, 1, 1)
+    for _ in range(16):
+        costs.add_plain(64, 0.03)
+    assert extra(costs, 64, 1, 1) == pytest.approx(before)
+
+
 def test_a_plain_step_counts_behind_another_one_and_their_lower_quartile_is_what_they_take() -> None:
     costs = StepCosts(4, 20)
     costs.add_plain(8, 0.03, is_usual=False)

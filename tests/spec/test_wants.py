@@ -166,10 +166,17 @@ def test_what_drafts_are_said_to_have_saved_is_what_answers_without_them_take_lo
 class Steps:
     """Rows of which each draft stands with a chance of its own, in steps that take no time."""
 
-    def __init__(self, chances: list[float], cheap_tokens: int = 256, *, tree_depth: int = 0) -> None:
+    def __init__(
+        self,
+        chances: list[float],
+        cheap_tokens: int = 256,
+        *,
+        tree_depth: int = 0,
+        drafter: Drafter = Drafter.STATELESS,
+    ) -> None:
         self.chances, self.slots = np.array(chances), np.arange(len(chances))
         self.table = Table(len(chances), 16, 1 + MOST)
-        self.wants = Wants(self.table, MOST, cheap_tokens, tree_depth=tree_depth)
+        self.wants = Wants(self.table, MOST, cheap_tokens, tree_depth=tree_depth, drafter=drafter)
         self.wants.switch = Switch(is_on=True)
         self.wants.costs.add_plain(len(chances), 0.01)
         for _ in range(8):
@@ -261,6 +268,29 @@ def test_who_has_no_drafts_and_wants_none_rests() -> None:
     assert not wants.rests(step), "somebody new may want some"
     wants.planned(step)
     wants.switch.begin()
+    assert not wants.rests(step)
+
+
+def test_who_runs_in_any_plan_that_rests_has_no_kv_of_the_drafters() -> None:
+    """And where nobody has any a trial waits for others, which is rest, too, until one enters."""
+    run = Steps([0.5] * 4, drafter=Drafter.KEEPS_KV)
+    wants, step = run.wants, Step(0, 100)
+    wants.switch = Switch()
+    wants.switch.left, run.table.want[:] = 0, 0
+    step.decodes = run.slots
+    wants.planned(step)
+    for slots in (run.slots[:2], run.slots[2:]):
+        step.decodes = slots
+        assert wants.rests(step)
+        wants.planned(step)
+    for _ in range(100):
+        wants.switch.plain()
+    assert wants.switch.is_trying
+    wants.choose(run.slots)
+    assert not wants.rests(step) and not run.table.want.any(), "nobody can take part"
+    wants.planned(step)
+    assert wants.rests(step)
+    wants.begin(2)
     assert not wants.rests(step)
 
 
