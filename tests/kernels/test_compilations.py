@@ -24,7 +24,8 @@ class Kernel:
     """As much of one as is looked at.  device_caches: its variants and more, by device."""
 
     def __init__(self, name: str, *, num_failures: int = 0) -> None:
-        self.name = self.__name__ = name
+        self.name = self.__name__ = self.cache_key = name
+        self.fn = compile_kernel
         self.device_caches = {0: ({}, {}, "a target")}
         self.num_failures, self.is_ready = num_failures, False
 

@@ -19,6 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pellucid.kernels.compile.compilers import Compilers, Task
+from pellucid.kernels.compile.keys import settle
 from pellucid.kernels.lang.language import has_triton
 
 logger = logging.getLogger(__name__)
@@ -133,6 +134,7 @@ class Collected:
     def note(self, *, key: str, fn: Any, compile: Mapping[str, Any], **_: object) -> bool:
         """A kernel is launched that has not been compiled.  True: it shall not be."""
         kernel, wanted = fn.jit_function, compile["specialization_data"]
+        settle(kernel)
         if kernel in self._running:
             return False
         compiled, _, target = kernel.device_caches[compile["device"]][:3]

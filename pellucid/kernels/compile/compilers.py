@@ -30,6 +30,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pellucid.kernels.compile.keys import settle
 from pellucid.platform import has_triton
 
 logger = logging.getLogger(__name__)
@@ -258,7 +259,9 @@ def compile_task(task: Task) -> float:
     began = time.perf_counter()
     driver.set_active(Absent(GPUTarget(*task.target)))  # type: ignore[arg-type]
     module, name = task.kernel.split(":")
-    compiled = getattr(import_module(module), name).preload(task.wanted)
+    kernel = getattr(import_module(module), name)
+    settle(kernel)
+    compiled = kernel.preload(task.wanted)
     if utilities() is not None and hasattr(nvidia, "CudaLauncher"):
         nvidia.CudaLauncher(compiled.src, compiled.metadata)  # which is C, and compiled as well
     return time.perf_counter() - began
