@@ -590,6 +590,7 @@ class Scheduler:
         self._stops.remove(seq.stop_token_ids)
         if t.verified[0, slot]:
             seq.drafts = seq.drafts.plus(DraftCounts(*t.verified[:, slot].tolist()))
+        self.wants.end(slot)
         t.leave(slot)
         seq.slot = -1
 

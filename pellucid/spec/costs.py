@@ -207,6 +207,11 @@ class StepCosts:
         share = (size - below) / (above - below)
         return (1 - share) * known[below] + share * known[above]
 
+    def share_of_rows(self, num_rows: int) -> float:
+        """Of a plain step's time: what it takes longer than one of a single row.  0 if that is not known."""
+        one, all = self.plain_seconds(1), self.plain_seconds(num_rows)
+        return max(0.0, 1 - one / all) if one and all else 0.0
+
     def _place(self, drafts: float) -> int:
         """Of the least number that is no less."""
         return 1 + bisect_left(self.numbers, min(drafts, self.numbers[-1])) if drafts > 0 else 0

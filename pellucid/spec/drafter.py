@@ -12,6 +12,7 @@ class Drafter(Enum):
     NONE = "none"  # drafts are those that grammars force
     STATELESS = "stateless"
     READS_TEXT = "reads text"  # of the request, and nothing else
+    READS_TEXTS = "reads texts"  # those of finished requests, too
     KEEPS_KV = "keeps KV"  # of its own, whole only if it runs behind every step; what has caches does
 
 

@@ -1,6 +1,6 @@
-"""How much of a text its own beginning has foretold: what drafts from it would bring, while none are made.
+"""How much of a text has been foretold, by its beginning or by finished ones: what drafts would bring.
 
-On the host, where the tokens have landed anyway.  No torch.
+That is found while none are made, on the host, where the tokens have landed anyway.  No torch.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 NUM_TOKENS = 16  # of a text's end that are looked at
 LONGEST = 2048  # tokens of a text
 PAIR = 2  # tokens that must have occurred before
+# Of finished texts three must have: two of them occur by chance in many.  So many such places are remembered.
+TRIPLE, MOST_PLACES = 3, 1 << 16
+TOKEN_BITS = 21  # of a token's id
 
 
 def num_foretold(token_ids: NDArray[np.int32]) -> int:
@@ -27,3 +30,31 @@ def num_foretold(token_ids: NDArray[np.int32]) -> int:
         follows = at + size * PAIR
         found += at >= 0 and text[follows : follows + size] == text[end : end + size]
     return found
+
+
+class Echoes:
+    """What finished texts foretell of others: a token for each three, the last one that followed them."""
+
+    def __init__(self) -> None:
+        # When one of them is full it becomes the older one, and what was older is forgotten.
+        self._newer: dict[int, int] = {}
+        self._older: dict[int, int] = {}
+
+    def remember(self, token_ids: NDArray[np.int32]) -> None:
+        """A text has ended."""
+        tokens = token_ids[-LONGEST:]
+        if len(self._newer) + len(tokens) > MOST_PLACES:
+            self._newer, self._older = {}, self._newer
+        self._newer.update(zip(triples(tokens), tokens[TRIPLE:].tolist(), strict=True))
+
+    def num_foretold(self, token_ids: NDArray[np.int32]) -> int:
+        """Of the last NUM_TOKENS tokens those that finished texts have foretold, or the text itself."""
+        tokens, newer, older = token_ids[-NUM_TOKENS - TRIPLE :], self._newer, self._older
+        said = [newer.get(triple, older.get(triple, -1)) for triple in triples(tokens)]
+        return max(int(np.count_nonzero(tokens[TRIPLE:] == said)), num_foretold(token_ids))
+
+
+def triples(tokens: NDArray[np.int32]) -> list[int]:
+    """Each three tokens that another one follows, as a number."""
+    wide = tokens.astype(np.int64)
+    return (wide[:-3] << 2 * TOKEN_BITS | wide[1:-2] << TOKEN_BITS | wide[2:-1]).tolist()

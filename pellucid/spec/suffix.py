@@ -23,6 +23,7 @@ from pellucid.models.head import BuiltHead
 from pellucid.sample.output import SampleOutput
 from pellucid.sample.sampler import Sampler
 from pellucid.spec.base import Drafts, DraftShape, Known, Needs
+from pellucid.spec.drafter import Drafter
 
 Ints = NDArray[np.int32]
 VOTES = 16  # M
@@ -35,7 +36,7 @@ MOST_POOL_TOKENS = 1 << 15  # N * W: each is looked at in every step, for every 
 class SuffixProposer:
     """Proposes a chain."""
 
-    needs = Needs()
+    needs = Needs(drafter=Drafter.READS_TEXTS)
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self.shape = DraftShape(config.num_speculative_tokens)

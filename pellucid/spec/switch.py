@@ -22,6 +22,7 @@ TRIAL = 0.5  # plain steps: to be there before drafts are made, and what a trial
 PAYS_WITHIN = 32  # plain steps: an answer is hardly shorter
 MOST_LENT = 64.0  # plain steps: lent to follow prompts, that drafts have not yet gained
 MOST_AHEAD = 32.0  # plain steps: gained by drafts and not yet lent, that are remembered
+LENT = 1.0  # plain steps: what may lack of TRIAL where texts have foretold themselves
 LOOK = 3  # plain steps, beside those under way; the first one is not counted
 SOONEST, LATEST = 16, 512  # steps with drafts before another look, which costs half a hundredth between
 
@@ -46,6 +47,7 @@ class Switch:
         self._num_entered = 0  # since a trial found nothing
         self._rest = 0  # plain steps before the next one
         self._gained = self._owed = 0.0  # plain steps: by steps with drafts, and to steps with prompts
+        self._lent = self._lent_for = 0.0  # plain steps in the account, and how many should be its own
         self._since_look = 0  # steps with drafts
 
     @property
@@ -118,6 +120,8 @@ class Switch:
         tokens: a row.  took: plain steps.
         """
         self.credit = min(self.credit + SHARE + tokens - took, max(MOST, self.credit))
+        if self.credit >= self._lent + self._lent_for:
+            self._pay_back()
         self._save(tokens - took, plain_seconds)
         self.gained(tokens - took)
         self._since_look += 1
@@ -159,15 +163,26 @@ class Switch:
     @property
     def may_begin(self) -> bool:
         """Is it off, with something in the account to lose?"""
-        return not self.is_on and not self.is_looking and self.credit >= TRIAL
+        return self.may_borrow and self.credit >= TRIAL
 
-    def begin(self) -> None:
-        """It is known that they pay."""
+    @property
+    def may_borrow(self) -> bool:
+        """Is it off, and may it begin with what is lent if it is all but certain that drafts pay?"""
+        return not self.is_on and not self.is_looking and self.credit >= TRIAL - LENT
+
+    def begin(self, least: float = TRIAL) -> None:
+        """It is known that they pay.  least: is to be in the account; what lacks is lent until they have."""
+        self._lent, self._lent_for = max(0.0, least - self.credit), least
+        self.credit += self._lent
         self.is_on = self._is_known = True
         self.is_resting = False
 
+    def _pay_back(self) -> None:
+        self.credit, self._lent = self.credit - self._lent, 0.0
+
     def give_up(self) -> None:
         """They do not pay."""
+        self._pay_back()
         if self.is_resting:  # a trial has found nothing
             self._eagerness = max(self._eagerness / 2, LEAST_SHARE)
             self.credit = min(self.credit, self._before - TRIAL)

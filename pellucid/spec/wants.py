@@ -6,8 +6,8 @@ is known of goes by what others have taught.  What steps with so many drafts tak
 guessed, and measured (costs.py), in plain steps.  Of all rows' drafts together those are taken that are worth
 most (worth.py), no more than the account of what drafts have cost (switch.py) has enough for
 if all fall.  If that is no more than without, or the account is empty, nobody gets any, until a trial, in
-which some rows have a few.  A drafter that reads the text alone needs no trials: what it would have brought
-is read off the texts (echoes.py).
+which some rows have a few.  What a drafter that reads texts would have brought is read off them (echoes.py);
+one that reads the request's own alone needs no trials.
 
 A drafter with KV of its own runs behind every step while the switch is on, so that its KV stays whole; who
 runs or enters while it is off has none, and never wants drafts.  So it is not given up in doubt, nor at once
@@ -30,8 +30,8 @@ from pellucid.schedule.table import Table
 from pellucid.spec.chances import Chances, Numbers
 from pellucid.spec.costs import StepCosts
 from pellucid.spec.drafter import UNTIMED, Drafter, Timings
-from pellucid.spec.echoes import NUM_TOKENS, num_foretold
-from pellucid.spec.switch import Switch
+from pellucid.spec.echoes import NUM_TOKENS, Echoes
+from pellucid.spec.switch import TRIAL, Switch
 from pellucid.spec.worth import UNKNOWN_RATE, Lately, Worth, best_of, rates_of
 
 FORGETTING = 7 / 8  # with each verification
@@ -51,8 +51,12 @@ RECKONING = 64  # choices, behind which is reckoned anew what trials take
 # A drafter with KV may lose this part of what it has gained, lately, before it is given up; how fast that is
 # learnt and forgotten, with each choice.
 HOPE, HOPING, DESPAIRING = 0.1, 1 / 8, 1 / 64
-ECHO_ROWS = 4  # whose texts are looked at
-FIRST_GAIN = 1.1  # tokens for a plain step's time, to begin without a trial
+# Rows whose texts are looked at; and before drafts begin.  As how many drafts that counts for each row: few,
+# so that what comes of them soon counts for more.
+ECHO_ROWS, MOST_ECHO_ROWS, ECHO_TRIES = 4, 64, 4.0
+MOST_AT_RISK = 4.0  # plain steps that a step with them may take beside
+# Tokens for a plain step's time, to begin without a trial, and with nothing in the account.
+FIRST_GAIN, SURE_GAIN = 1.1, 1.25
 
 
 class Load(NamedTuple):
@@ -97,7 +101,8 @@ class Wants:
 
         tree_depth: of the deepest draft, if they are trees.
         """
-        keeps_kv, self._reads_text = drafter is Drafter.KEEPS_KV, drafter is Drafter.READS_TEXT
+        keeps_kv, self._tries_none = drafter is Drafter.KEEPS_KV, drafter is Drafter.READS_TEXT
+        self._echoes = Echoes() if drafter in (Drafter.READS_TEXT, Drafter.READS_TEXTS) else None
         most = 0 if drafter is Drafter.NONE else most
         self._table, self._most = table, most
         self._chances = Chances(most, tree_depth)
@@ -105,7 +110,7 @@ class Wants:
         self._tries: NDArray[np.float64] = np.zeros(len(table.want))
         self._hits = self._tries.copy()
         self._is_learning = most > 0 and cheap_tokens > 0
-        self.switch = Switch(tries=not self._reads_text)
+        self.switch = Switch(tries=not self._tries_none)
         self.costs = StepCosts(most, cheap_tokens, timings, takes_passes=keeps_kv)
         self._keeps_kv = keeps_kv
         self._has_lost = np.zeros(len(table.want), dtype=bool)  # the drafter's KV
@@ -164,6 +169,11 @@ class Wants:
         self._table.want[slot] = 0
         if self.switch.is_on and not self.switch.is_trying:
             self._table.want[slot] = self._worth(np.array([slot]), self._num_rows).drafts[0]
+
+    def end(self, slot: int) -> None:
+        """A sequence leaves."""
+        if self._echoes and not self._tries_none:
+            self._echoes.remember(self._table.tokens(slot))
 
     def rests(self, step: Step) -> bool:
         """Will this plan have no drafts, as the last one, nor want any?"""
@@ -370,8 +380,8 @@ class Wants:
         able = slots[~self._has_lost[slots]]
         was = want[able]
         want[slots] = 0
-        if self._reads_text and switch.may_begin and self._num_choices % 2 == 0:
-            self._look_for_echoes(slots)
+        if self._echoes and switch.may_borrow and self._num_choices % 2 == 0:
+            self._look_for_echoes(slots, self._echoes)
         if not len(able) and not self._proposes and not switch.is_paid:
             switch.give_up()  # nobody is left whose drafts could pay for the prompts
         if not switch.is_on or switch.is_trying:
@@ -444,17 +454,30 @@ class Wants:
         rate = min(1.0, (float(self._hits[slots].sum()) + UNKNOWN_RATE) / tries)
         return math.sqrt(rate * (1 - rate) / tries)
 
-    def _look_for_echoes(self, slots: Column) -> None:
-        """Begin if the ends of some texts were foretold, which costs nothing to find out."""
-        some = np.roll(slots, -self._num_choices // 2 * ECHO_ROWS)[:ECHO_ROWS]
-        found = sum(num_foretold(self._table.tokens(slot)) for slot in some.tolist())
-        num = NUM_TOKENS * len(some)
-        self._all.tries, self._all.hits = float(num), float(found)
-        self._tries[slots] = self._hits[slots] = 0.0
-        chances = self._chances.of(np.full(len(slots), self._all.rate))
-        self._gain = self._best(chances, len(slots), self.switch.credit).gain if found else 1.0
-        if self._gain >= FIRST_GAIN:
-            self.switch.begin()
+    def _look_for_echoes(self, slots: Column, echoes: Echoes) -> None:
+        """Begin if the ends of texts were foretold, which costs nothing to find out: of a few, and all."""
+        found = self._echoes_of(np.roll(slots, -self._num_choices // 2 * ECHO_ROWS)[:ECHO_ROWS], echoes)
+        lately = Lately(float(NUM_TOKENS * len(found)), float(found.sum()))
+        credit = AT_RISK * MOST_AT_RISK
+        chances = self._chances.of(np.full(len(slots), lately.rate))
+        gain = self._best(chances, len(slots), credit).gain if lately.hits else 1.0
+        if self._tries_none or gain >= FIRST_GAIN:  # what trials have taught counts for more than no echoes
+            self._all, self._gain = lately, gain
+            self._tries[slots] = self._hits[slots] = 0.0
+        least = FIRST_GAIN if self.switch.may_begin else SURE_GAIN
+        if gain < least:
+            return
+        some = slots[:MOST_ECHO_ROWS]
+        self._tries[some] = ECHO_TRIES
+        self._hits[some] = self._echoes_of(some, echoes) * (ECHO_TRIES / NUM_TOKENS)
+        self._gain, drafts = self._worth(slots, len(slots), credit)
+        if self._gain >= least:
+            extra = self.costs.extra(len(slots), int(drafts.max()), float(drafts.mean()))
+            self.switch.begin(max(TRIAL, AT_RISK * extra))
+
+    def _echoes_of(self, slots: Column, echoes: Echoes) -> Numbers:
+        """How many tokens of each one's end were foretold."""
+        return np.array([echoes.num_foretold(self._table.tokens(slot)) for slot in slots.tolist()], float)
 
     def _begin_as_others_did(self, slots: Column, num_rows: int) -> None:
         """If most of those that run enter now, and the first drafts of others have paid."""
@@ -464,13 +487,14 @@ class Wants:
                 self.switch.begin()
                 self._has_lost[slots], self._table.want[slots] = False, drafts
 
-    def _worth(self, slots: Column, num_rows: int) -> Worth:
-        """Of the drafts of these rows, of all rows as of these.
+    def _worth(self, slots: Column, num_rows: int, credit: float | None = None) -> Worth:
+        """Of the drafts of these rows, of all rows as of these.  credit: None is what the account has.
 
         So a drafter that most rows have no KV of is kept, until they have left or the account is empty.
         """
         rates = rates_of(self._tries[slots], self._hits[slots], self._all.rate, self._first_rates(slots))
-        return self._best(self._chances.of(rates), num_rows, self.switch.credit)
+        credit = self.switch.credit if credit is None else credit
+        return self._best(self._chances.of(rates), num_rows, credit)
 
     def _first_rates(self, slots: Column) -> Numbers | float:
         """What is expected of rows that have taught nothing yet.

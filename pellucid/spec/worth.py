@@ -1,8 +1,10 @@
 """What drafts are worth: of all rows' drafts together those that bring most for the time that they take.
 
 While others wait for a slot tokens count, whosever they are.  Where nobody waits it counts how soon all
-answers end: drafts that help one row delay the others, and the last one ends with the slowest row.  So of
-rows' times for a token a high power is summed, in which the slowest ones weigh most.  No torch.
+answers end: drafts that help one row delay the others.  So far as a step takes as long for one row as for
+all, the last answer ends with the slowest row: of rows' steps for a token a high power is summed, in which
+the slowest ones weigh most.  So far as each row takes time of its own, slow ones that are left alone take
+little of it, and the mean counts.  No torch.
 """
 
 from __future__ import annotations
@@ -97,15 +99,23 @@ def best_of(  # noqa: PLR0913
     num_slots = len(chances)
     at_risk = max(at_risk, costs.extra(num_rows, 1, 1))
     found, gain, at_best = Worth(0.0, np.zeros(num_slots, dtype=np.int64)), 0.0, 0.0
-    tokens = 1 + chances.cumsum(axis=1)
-    # Of each draft behind those before it.
-    worth = chances if waits else (tokens - chances) ** -SLOWEST - tokens**-SLOWEST
+    tokens, share = 1 + chances.cumsum(axis=1), costs.share_of_rows(num_rows)
+    # Of each draft behind those before it: tokens, or steps that it saves on the mean, and in the high power.
+    steps = slowest = chances
+    if not waits:
+        steps = 1 / (tokens - chances) - 1 / tokens
+        slowest = (tokens - chances) ** -SLOWEST - tokens**-SLOWEST
+    worth = share * steps + (1 - share) * slowest
     for num in numbers:
         chance, each = chances[:, :num].ravel(), worth[:, :num].ravel()
         order = np.argsort(-each, kind="stable")
-        mean = each[order].cumsum() / num_slots
+        mean = steps[:, :num].ravel()[order].cumsum() / num_slots
         extra = costs.extras(num_rows, num, np.arange(1, 1 + len(order)) / num_slots)
-        gains = (1 + mean if waits else (1 - mean) ** (-1 / SLOWEST)) / (1 + extra)
+        if waits:
+            gains = (1 + mean) / (1 + extra)
+        else:
+            last = (1 - slowest[:, :num].ravel()[order].cumsum() / num_slots) ** (1 / SLOWEST)
+            gains = 1 / ((share * (1 - mean) + (1 - share) * last) * (1 + extra))
         gains[extra > at_risk] = 0.0
         best = int(np.argmax(gains))
         gain = max(gain, float(gains[best]))

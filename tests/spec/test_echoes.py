@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from pellucid.schedule.table import Table
+from pellucid.spec import echoes
 from pellucid.spec.drafter import Drafter
-from pellucid.spec.echoes import LONGEST, NUM_TOKENS, num_foretold
+from pellucid.spec.echoes import LONGEST, NUM_TOKENS, Echoes, num_foretold
 from pellucid.spec.wants import Wants
 
 ROUND = np.arange(10, 20, dtype=np.int32)
@@ -37,6 +38,23 @@ def test_what_goes_in_circles_is_foretold_and_what_is_new_or_short_is_not() -> N
     assert num_foretold(ROUND) == 0
 
 
+def test_finished_texts_foretell_others_until_they_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(echoes, "MOST_PLACES", 300)
+    texts = np.random.default_rng(0).integers(0, 1 << echoes.TOKEN_BITS, (8, 100)).astype(np.int32)
+    found = Echoes()
+    for text in texts:
+        assert found.num_foretold(text) == 0
+        found.remember(text)
+    assert [found.num_foretold(text[:60]) for text in texts] == [0, 0, 0] + [NUM_TOKENS] * 5
+    half = np.concatenate((texts[7, : 60 - NUM_TOKENS // 2], texts[0, : NUM_TOKENS // 2]))
+    assert found.num_foretold(half) == NUM_TOKENS // 2
+    assert found.num_foretold(np.tile(ROUND, 300)) == NUM_TOKENS, "by itself"
+    found.remember(np.concatenate((texts[7, :50], ROUND)))
+    assert found.num_foretold(texts[7, :52]) == NUM_TOKENS - 1, "what was said last counts"
+    found.remember(ROUND[:2])
+    assert found.num_foretold(ROUND[:3]) == 0
+
+
 ALMOST_NEW = np.concatenate((np.arange(82), [5, 6, 7], np.arange(82, 97))).astype(np.int32)  # one is foretold
 
 
@@ -57,3 +75,26 @@ def test_drafts_begin_where_texts_repeat(does_repeat: bool) -> None:
     assert wants.switch.is_on == does_repeat
     wants.choose(slots)
     assert (table.want[slots].min() > 0) == does_repeat
+
+
+@pytest.mark.parametrize("is_again", [True, False])
+def test_drafts_begin_where_finished_texts_return_though_nothing_is_saved(is_again: bool) -> None:
+    table = Table(2, 300, 5)
+    wants = Wants(table, 4, 20, drafter=Drafter.READS_TEXTS)
+    wants.costs.add_plain(1, 0.01)
+    wants.switch.left, wants.switch.credit = 0, 0.0
+    text = np.random.default_rng(1).integers(0, 9999, (3, 200)).astype(np.int32)
+    for slot in (0, 1):
+        wants.begin(slot)
+        table.token_ids[slot, :200], table.known[slot], table.computed[slot] = text[slot], 200, 199
+    wants.end(0)
+    table.token_ids[1, 50:100] = text[0 if is_again else 2, 50:100]
+    table.known[1], table.computed[1] = 100, 99
+    for _ in range(4):
+        wants.choose(np.array([1]))
+    assert wants.switch.is_on == is_again
+    assert table.want[1] == (4 if is_again else 0)
+    assert wants._first.tries == 0, "no draft was made"
+    if is_again:
+        wants.switch.give_up()
+        assert wants.switch.credit == 0.0, "what was lent is not left"

@@ -24,8 +24,8 @@ WAYS: dict[str, dict[str, object]] = {
 METHODS = ("ngram", "suffix", "draft_model", *heads.METHODS)
 # Of which drafter planning is told, where it is none with KV.
 DRAFTERS = {
-    "none": Drafter.NONE, "ngram": Drafter.READS_TEXT,
-    **dict.fromkeys(("suffix", "medusa", "medusa, a tree"), Drafter.STATELESS),
+    "none": Drafter.NONE, "ngram": Drafter.READS_TEXT, "suffix": Drafter.READS_TEXTS,
+    **dict.fromkeys(("medusa", "medusa, a tree"), Drafter.STATELESS),
 }  # fmt: skip
 # In a pipeline the last stage has neither other layers' streams nor the model's embedding.
 REFUSED = {"dflash": "pipeline stage", "eagle3": "pipeline stage", "mtp": "pipeline stage"}
