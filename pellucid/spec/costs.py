@@ -48,8 +48,8 @@ class Crowd:
         """Plain steps of a unit: longer texts make plain steps longer, and hardly what drafts take beside."""
         return min(max(1 / 2, self.unit / self.seconds), 2.0) if self.unit and self.seconds else 1.0
 
-    def add_plain(self, seconds: float) -> None:
-        self.plain.append(seconds)
+    def add_plain(self, *seconds: float) -> None:
+        self.plain.extend(seconds)
         self.seconds = sorted(self.plain)[(len(self.plain) - 1) // 4]
 
     def correct(self, place: int, by: float) -> None:
@@ -106,11 +106,13 @@ class StepCosts:
             known.setdefault(most, max(crowd.beside[-1], *known.values()))
             crowd.beside = np.interp(self._knots, list(known), list(known.values())).tolist()
 
-    def add_plain(self, num_rows: int, seconds: float, *, is_usual: bool = True) -> None:
-        """is_usual: it was behind another one.  Others count where there are none."""
+    def add_plain(self, num_rows: int, *seconds: float, is_usual: bool = True) -> None:
+        """Steps in a row.  is_usual: behind another one; else the first counts only where there are none."""
         crowd = self._crowds.get(size_of(num_rows)) or self._crowd(num_rows)
-        if is_usual or not crowd.plain:
-            crowd.add_plain(seconds)
+        if not is_usual and crowd.plain:
+            seconds = seconds[1:]
+        if seconds:
+            crowd.add_plain(*seconds)
 
     def add(
         self, num_rows: int, passes: int, drafts: float, seconds: float, *, is_usual: bool = True

@@ -49,9 +49,12 @@ class Echoes:
 
     def num_foretold(self, token_ids: NDArray[np.int32]) -> int:
         """Of the last NUM_TOKENS tokens those that finished texts have foretold, or the text itself."""
-        tokens, newer, older = token_ids[-NUM_TOKENS - TRIPLE :], self._newer, self._older
+        own, newer, older = num_foretold(token_ids), self._newer, self._older
+        if not newer:
+            return own
+        tokens = token_ids[-NUM_TOKENS - TRIPLE :]
         said = [newer.get(triple, older.get(triple, -1)) for triple in triples(tokens)]
-        return max(int(np.count_nonzero(tokens[TRIPLE:] == said)), num_foretold(token_ids))
+        return max(own, int(np.count_nonzero(tokens[TRIPLE:] == said)))
 
 
 def triples(tokens: NDArray[np.int32]) -> list[int]:

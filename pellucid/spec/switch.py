@@ -100,11 +100,11 @@ class Switch:
             self._is_known |= self.is_on
         return self.is_trying
 
-    def plain(self) -> None:
-        """A plain step has come home."""
-        self.passed(1.0)
-        self.left, self._since_look = max(0, self.left - 1), 0
-        self._rest = max(0, self._rest - 1)
+    def plain(self, num: int = 1) -> None:
+        """So many plain steps have come home."""
+        self.passed(float(num))
+        self.left, self._since_look = max(0, self.left - num), 0
+        self._rest = max(0, self._rest - num)
         if self.is_on or self.is_looking:
             return
         if self._is_known and not self.is_resting:

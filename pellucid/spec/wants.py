@@ -294,22 +294,33 @@ class Wants:
 
     def _take_in(self) -> None:
         """Count what has landed.  Several steps at once are less work than one by one."""
-        for landed in self._landed:
-            self._count(*landed)
+        if self._landed and all(landed[0] is self._idle for landed in self._landed):
+            self._count_plain(self._idle, *(landed[1] for landed in self._landed))
+        else:
+            for landed in self._landed:
+                self._count(*landed)
         for yielded in self._yielded:
             self._teach(*yielded)
         self._landed.clear()
         self._yielded.clear()
 
+    def _count_plain(self, load: Load, *seconds: float) -> None:
+        """Plain steps of so many rows in a row."""
+        was_on, was_plain, self._was_plain = self.switch.is_on, self._was_plain, True
+        self.switch.plain(len(seconds))
+        self.costs.add_plain(load.num_rows, *seconds, is_usual=was_plain)
+        self.has_switched |= self.switch.is_on != was_on
+
     def _count(self, load: Load, seconds: float, slots: Column, each: NDArray[np.int32] | None) -> None:
+        """A step and what its rows have yielded."""
+        if load.is_plain:
+            self._count_plain(load, seconds)
+            return
         switch, was = self.switch, (self.switch.is_on, self.switch.is_trying)
-        was_plain, self._was_plain = self._was_plain, load.is_plain
+        self._was_plain = False
         plain = self.costs.plain_seconds(load.num_rows) if load.num_rows else None
         num_new = len(slots) if each is None else int(each.sum())
-        if load.is_plain:
-            switch.plain()
-            self.costs.add_plain(load.num_rows, seconds, is_usual=was_plain)
-        elif load.num_tokens:
+        if load.num_tokens:
             switch.passed(seconds / plain if plain else 0.0)
             if self._keeps_kv:
                 self.costs.add_prompt(load.num_tokens, seconds, is_followed=load.passes > 0)
@@ -456,11 +467,12 @@ class Wants:
 
     def _look_for_echoes(self, slots: Column, echoes: Echoes) -> None:
         """Begin if the ends of texts were foretold, which costs nothing to find out: of a few, and all."""
-        found = self._echoes_of(np.roll(slots, -self._num_choices // 2 * ECHO_ROWS)[:ECHO_ROWS], echoes)
+        first = self._num_choices // 2 * ECHO_ROWS % len(slots)
+        found = self._echoes_of(slots[first : first + ECHO_ROWS], echoes)
         lately = Lately(float(NUM_TOKENS * len(found)), float(found.sum()))
-        credit = AT_RISK * MOST_AT_RISK
-        chances = self._chances.of(np.full(len(slots), lately.rate))
-        gain = self._best(chances, len(slots), credit).gain if lately.hits else 1.0
+        credit, gain = AT_RISK * MOST_AT_RISK, 1.0
+        if lately.hits > lately.tries * (1 - 1 / FIRST_GAIN):  # else no number of drafts brings so much
+            gain = self._best(self._chances.of(np.full(len(slots), lately.rate)), len(slots), credit).gain
         if self._tries_none or gain >= FIRST_GAIN:  # what trials have taught counts for more than no echoes
             self._all, self._gain = lately, gain
             self._tries[slots] = self._hits[slots] = 0.0
