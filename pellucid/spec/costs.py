@@ -1,10 +1,12 @@
 """What steps take, learnt from the clock: plain ones, and by how much drafts make them longer.
 
-For about as many rows as there are.  A plain step's seconds are the lower quartile of the last few, of those
-behind another one: a CPU's caches hold other things behind prompts and drafts.  What a step with drafts takes
-beside is counted in plain steps.  It is known for some numbers of drafts that each row makes and verifies:
-timed when the engine started, else guessed, and corrected by each step.  More drafts never take less.  Of
-rows that verify fewer than are made, each draft less saves a part of what lies between two numbers.
+For about as many rows as there are.  A plain step's seconds are the lower quartile of the last few, of
+those behind another one: a CPU's caches hold other things behind prompts and drafts; corrected by what
+plain steps have shown a token of a text to take, since texts have been longer or shorter then.  What a
+step with drafts takes beside is counted in plain steps.  It is known for some numbers of drafts that each
+row makes and verifies: timed when the engine started, else guessed, and corrected by each step.  More
+drafts never take less.  Of rows that verify fewer than are made, each draft less saves a part of what
+lies between two numbers.
 
 No torch.
 """
@@ -26,6 +28,8 @@ from pellucid.spec.drafter import UNTIMED, Timed, Timings
 Numbers = NDArray[np.float64]
 NUMBERS = (1, 2, 3, 4, 6, 8, 11, 16, 24, 32, 48)  # of drafts, from which to choose
 WINDOW = 16  # plain steps that are remembered
+MEMORY_OF_TEXTS = 64  # plain steps: what was learnt of texts' lengths so long ago hardly counts any more
+IN_DOUBT = 4.0  # plain steps with texts twice as long as usual: fewer say little of what a token takes
 LEARNING, LEARNING_IF_TIMED = 1 / 4, 1 / 16  # by so much a step corrects what is known
 PROMPTS_SHARE = 0.1  # of a step with prompts, until it is known
 # Plain steps beyond what was expected, or as much again: what takes longer was held up by something else.
@@ -41,6 +45,8 @@ class Crowd:
     unit: float | None = None  # seconds, of a plain step when others were timed; None: whatever one takes
     plain: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     seconds: float | None = None  # of a plain step: their lower quartile
+    num_tokens: float = 0.0  # of all rows' texts, on the mean of about as many; 0 if that is not known
+    mean: tuple[float, float] = (0.0, 0.0)  # of more of them: tokens and seconds
     is_seen: bool = False  # have there been steps with drafts?
 
     @property
@@ -85,6 +91,9 @@ class StepCosts:
         self._knots = [0.0, *map(float, self.numbers)]
         self._crowds: dict[int, Crowd] = {}
         self._a_prompt_token = [0.0, 0.0]  # seconds, without the proposer and with it
+        self._squares = self._products = (
+            0.0  # with forgetting: of tokens, and with seconds, about their means
+        )
         for num_rows, steps in groupby(sorted(timed), key=itemgetter(0)):
             self._begin_with(self._crowd(num_rows), steps)
 
@@ -106,22 +115,44 @@ class StepCosts:
             known.setdefault(most, max(crowd.beside[-1], *known.values()))
             crowd.beside = np.interp(self._knots, list(known), list(known.values())).tolist()
 
-    def add_plain(self, num_rows: int, *seconds: float, is_usual: bool = True) -> None:
-        """Steps in a row.  is_usual: behind another one; else the first counts only where there are none."""
+    def add_plain(
+        self, num_rows: int, *seconds: float, is_usual: bool = True, num_tokens: float = 0.0
+    ) -> None:
+        """Steps in a row.  is_usual: behind another one; else the first counts only where there are none.
+
+        num_tokens: of all rows' texts.
+        """
         crowd = self._crowds.get(size_of(num_rows)) or self._crowd(num_rows)
         if not is_usual and crowd.plain:
             seconds = seconds[1:]
         if seconds:
+            if num_tokens:
+                self._learn_of_texts(crowd, sum(seconds) / len(seconds), len(seconds), num_tokens)
             crowd.add_plain(*seconds)
 
+    def _learn_of_texts(self, crowd: Crowd, seconds: float, num_steps: int, num_tokens: float) -> None:
+        """What a token of a text takes: the slope of the line through plain steps, of all crowds together."""
+        if crowd.num_tokens and crowd.seconds:
+            usual, taking = crowd.mean
+            tokens, more = num_tokens - usual, min(seconds, 2 * crowd.seconds) - taking
+            share = min(1.0, num_steps / MEMORY_OF_TEXTS)
+            self._squares = (1 - share) * self._squares + num_steps * tokens**2
+            self._products = (1 - share) * self._products + num_steps * tokens * more
+            crowd.mean = usual + share * tokens, taking + share * more
+            crowd.num_tokens += min(1.0, num_steps / WINDOW) * (num_tokens - crowd.num_tokens)
+        else:
+            crowd.num_tokens, crowd.mean = num_tokens, (num_tokens, seconds)
+
     def add(
-        self, num_rows: int, passes: int, drafts: float, seconds: float, *, is_usual: bool = True
-    ) -> float | None:
+        self, num_rows: int, passes: int, drafts: float, seconds: float, *, is_usual: bool = True,
+        num_tokens: float = 0.0,
+    ) -> float | None:  # fmt: skip
         """A step that makes so many drafts for each row, and verifies so many of each, on the mean.
 
-        is_usual: says what others like it take.  Returns its time in plain steps, if that is known.
+        is_usual: says what others like it take.  num_tokens: of all rows' texts.  Returns its time in plain
+        steps, if that is known.
         """
-        plain = self.plain_seconds(num_rows)
+        plain = self.plain_seconds(num_rows, num_tokens)
         if plain is None:
             return None
         crowd = self._crowd(num_rows)
@@ -192,10 +223,18 @@ class StepCosts:
         scale = crowd.scale
         return [scale * its for its in crowd.beside]
 
-    def plain_seconds(self, num_rows: int) -> float | None:
-        """Of a plain step with so many rows; between two numbers that are known, on a line."""
+    def plain_seconds(self, num_rows: int, num_tokens: float = 0.0) -> float | None:
+        """Of a plain step with so many rows; between two numbers that are known, on a line.
+
+        num_tokens: of all rows' texts; 0 is as many as the last ones had.
+        """
         size = size_of(num_rows)
         if size in self._crowds and (seconds := self._crowds[size].seconds) is not None:
+            crowd = self._crowds[size]
+            if num_tokens and crowd.num_tokens:
+                a_token = self._products / (self._squares + IN_DOUBT * crowd.num_tokens**2)
+                longer = max(0.0, a_token) * (num_tokens - crowd.num_tokens)
+                return min(max(seconds / 2, seconds + longer), 2 * seconds)
             return seconds
         known = {n: seconds for n, c in self._crowds.items() if (seconds := c.seconds) is not None}
         if not known:

@@ -114,16 +114,19 @@ class Switch:
             self.trial_steps, self._before = 1, self.credit
             self.num_trials += 1
 
-    def drafted(self, tokens: float, took: float, plain_seconds: float, *, has_drafts: bool) -> None:
+    def drafted(
+        self, tokens: float, took: float, plain_seconds: float, *, has_drafts: bool, lost: float = 0.0
+    ) -> None:
         """A step with drafts, or with their proposer alone, has come home.
 
-        tokens: a row.  took: plain steps.
+        tokens: a row.  took: plain steps.  lost: of what that saves, because some rows have got less.
         """
-        self.credit = min(self.credit + SHARE + tokens - took, max(MOST, self.credit))
+        gained = tokens - took - lost
+        self.credit = min(self.credit + SHARE + gained, max(MOST, self.credit))
         if self.credit >= self._lent + self._lent_for:
             self._pay_back()
         self._save(tokens - took, plain_seconds)
-        self.gained(tokens - took)
+        self.gained(gained)
         self._since_look += 1
         self.trial_steps = max(0, self.trial_steps - has_drafts)
         if (self.is_on or not self.is_resting) and self.credit < -TRIAL * self.is_trying:

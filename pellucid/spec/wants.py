@@ -35,6 +35,7 @@ from pellucid.spec.switch import TRIAL, Switch
 from pellucid.spec.worth import UNKNOWN_RATE, Lately, Worth, best_of, rates_of
 
 FORGETTING = 7 / 8  # with each verification
+SLOWEST_COUNTS = 0.5  # where nobody waits; rows that have got less than others may yet get more
 BEGINNING = 8  # drafts that are looked at: so many of a sequence are like the first ones of others
 # Steps with drafts between two choices: at first, and at most, as scheduler.py chooses every so many steps in
 # any case.  The interval doubles while each step pays and the choice stays the same.
@@ -124,6 +125,7 @@ class Wants:
         self._took: tuple[Load, float] | None = None
         self._all, self._first = Lately(), Lately()  # any sequence's drafts, and the first of each
         self._num_looked_at: NDArray[np.float64] = np.zeros(len(table.want))  # drafts, of each sequence
+        self._ahead: NDArray[np.float64] = np.zeros(len(table.want))  # plain steps, by drafts
         self._entered: list[int] = []  # slots, since the last plan
         self.has_switched = False  # the switch, or enough has been learnt: it is time to choose
         # Steps with drafts that have come home since the last choice, and what their rows have yielded; those
@@ -158,7 +160,7 @@ class Wants:
         """A sequence enters."""
         self._take_in()
         self._rests = False
-        self._tries[slot] = self._hits[slot] = self._num_looked_at[slot] = 0.0
+        self._tries[slot] = self._hits[slot] = self._num_looked_at[slot] = self._ahead[slot] = 0.0
         if not self._is_learning:
             self._table.want[slot] = self._most
             return
@@ -280,22 +282,26 @@ class Wants:
         (load, seconds), self._took = self._took, None
         self._landed.append((load, seconds, slots, each))
         if self.switch.is_on or self.switch.is_looking or not load.is_plain:
-            if not self._pays(load, seconds, each):
+            if not self._pays(load, seconds, slots, each):
                 self._take_in()
                 self._again = AGAIN
             self.has_switched |= len(self._landed) + self._num_drafting >= self._again
 
-    def _pays(self, load: Load, seconds: float, each: NDArray[np.int32] | None) -> bool:
+    def _pays(self, load: Load, seconds: float, slots: Column, each: NDArray[np.int32] | None) -> bool:
         """Has a step with drafts, that is no trial, yielded more than plain ones in as much time?"""
         if each is None or load.num_tokens or not self.switch.is_on or self.switch.is_trying:
             return False
-        plain = self.costs.plain_seconds(load.num_rows)
+        plain = self.costs.plain_seconds(load.num_rows, self._num_tokens(slots))
         return plain is not None and int(each.sum()) * plain > seconds * len(each)
+
+    def _num_tokens(self, slots: Column) -> float:
+        """Of all their texts."""
+        return float(self._table.computed[slots].sum())
 
     def _take_in(self) -> None:
         """Count what has landed.  Several steps at once are less work than one by one."""
         if self._landed and all(landed[0] is self._idle for landed in self._landed):
-            self._count_plain(self._idle, *(landed[1] for landed in self._landed))
+            self._count_plain(self._idle, self._landed[-1][2], *(landed[1] for landed in self._landed))
         else:
             for landed in self._landed:
                 self._count(*landed)
@@ -304,21 +310,23 @@ class Wants:
         self._landed.clear()
         self._yielded.clear()
 
-    def _count_plain(self, load: Load, *seconds: float) -> None:
-        """Plain steps of so many rows in a row."""
+    def _count_plain(self, load: Load, slots: Column, *seconds: float) -> None:
+        """Plain steps of these rows in a row."""
         was_on, was_plain, self._was_plain = self.switch.is_on, self._was_plain, True
         self.switch.plain(len(seconds))
-        self.costs.add_plain(load.num_rows, *seconds, is_usual=was_plain)
+        num_tokens = self._num_tokens(slots)
+        self.costs.add_plain(load.num_rows, *seconds, is_usual=was_plain, num_tokens=num_tokens)
         self.has_switched |= self.switch.is_on != was_on
 
     def _count(self, load: Load, seconds: float, slots: Column, each: NDArray[np.int32] | None) -> None:
         """A step and what its rows have yielded."""
         if load.is_plain:
-            self._count_plain(load, seconds)
+            self._count_plain(load, slots, seconds)
             return
         switch, was = self.switch, (self.switch.is_on, self.switch.is_trying)
         self._was_plain = False
-        plain = self.costs.plain_seconds(load.num_rows) if load.num_rows else None
+        num_tokens = self._num_tokens(slots)
+        plain = self.costs.plain_seconds(load.num_rows, num_tokens) if load.num_rows else None
         num_new = len(slots) if each is None else int(each.sum())
         if load.num_tokens:
             switch.passed(seconds / plain if plain else 0.0)
@@ -332,18 +340,35 @@ class Wants:
             passes = load.passes or load.most_drafts  # a recorded step makes them all, wanted or not
             is_usual = load.passes >= load.most_drafts
             self._trials.clear()
-            took = self.costs.add(load.num_rows, passes, drafts, seconds, is_usual=is_usual)
+            took = self.costs.add(
+                load.num_rows, passes, drafts, seconds, is_usual=is_usual, num_tokens=num_tokens
+            )
             if took is None or plain is None:
                 switch.look()
             else:
                 self._num_drafting += not switch.is_trying
-                switch.drafted(num_new / len(slots), took, plain, has_drafts=load.num_drafts > 0)
+                lost = self._lost(slots, each, took)
+                has_drafts = load.num_drafts > 0
+                switch.drafted(num_new / len(slots), took, plain, has_drafts=has_drafts, lost=lost)
                 gain = self._gain if self.costs.is_known(load.num_rows) else 1.0
                 if switch.is_on and not switch.is_trying and switch.is_stale(gain):
                     switch.look()
         # Whoever a trial has waited for may be there now.
         may_start = load.passes > 0 and switch.is_trying and self._num_tried < switch.num_trials
         self.has_switched |= was != (switch.is_on, switch.is_trying) or may_start
+
+    def _lost(self, slots: Column, each: NDArray[np.int32] | None, took: float) -> float:
+        """Of what a step has saved, which took so many plain ones, what does not count, for rows are apart.
+
+        Where nobody waits it is how soon the last answer ends, so far as a step takes as long for it alone:
+        what the row has got that drafts have helped least.
+        """
+        before = self._ahead[slots]
+        self._ahead[slots] = now = before + (1.0 if each is None else each) - took
+        if self._waits:
+            return 0.0
+        share = self.costs.share_of_rows(len(slots))
+        return SLOWEST_COUNTS * (1 - share) * float((now - before).mean() - (now.min() - before.min()))
 
     def _gained_beside_prompts(self, load: Load, num_new: int) -> float:
         """Plain steps of those that decode, as far as it is known what their drafts take."""

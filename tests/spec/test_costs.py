@@ -53,6 +53,26 @@ def test_of_drafts_without_passes_what_is_verified_counts_alone() -> None:
     assert extra(costs, 8, 4, 2.5) == pytest.approx((extra(costs, 8, 4, 2) + extra(costs, 8, 4, 3)) / 2)
 
 
+@pytest.mark.parametrize("a_token", [4.6e-7, 0.0])
+def test_plain_steps_say_what_longer_texts_take(a_token: float) -> None:
+    """Of requests that come in waves, so that behind the longest texts come the shortest."""
+    costs, clock = StepCosts(4, 256), random.Random(1)
+    for _ in range(3):
+        for num_tokens in range(2400, 10600, 512):  # eight steps of 64 rows
+            took = [(0.006 + a_token * num_tokens) * clock.gauss(1, 0.04) for _ in range(8)]
+            costs.add_plain(64, *took, num_tokens=num_tokens)
+    last = costs.plain_seconds(64) or 0.0
+    assert last == pytest.approx(0.006 + a_token * 10000, rel=0.05)
+    for num_tokens in (2400, 6000):  # of the difference most is known, and never more than there is
+        shorter = a_token * (10000 - num_tokens)
+        assert 0.45 * shorter - 2e-4 < last - (costs.plain_seconds(64, num_tokens) or 0.0) < shorter + 2e-4
+    assert costs.plain_seconds(64, 10**6) <= 2 * last, "not far beyond what was seen"
+    took = costs.add(64, 4, 4, 0.012, num_tokens=2400)
+    assert took == pytest.approx(0.012 / (costs.plain_seconds(64, 2400) or 1.0)), (
+        "by a plain step of such texts"
+    )
+
+
 def test_what_was_timed_at_start_is_known() -> None:
     timed = [(0, 0.01), (1, 0.012), (2, 0.012), (3, 0.02), (4, 0.02)]
     costs = StepCosts(4, 256, Timings(True, tuple(Timed(8, num, num, seconds) for num, seconds in timed)))

@@ -330,6 +330,22 @@ def test_no_more_is_at_risk_than_the_account_has() -> None:
     assert run.table.want[run.slots].mean() > 3
 
 
+def test_where_nobody_waits_the_row_that_is_helped_least_counts_by_half() -> None:
+    run = Steps([0.5] * 4)
+    wants, first, last = run.wants, np.array([4, 4, 4, 1]), np.array([1, 4, 4, 4])
+    wants.costs.add_plain(1, 0.01)  # a step of one row takes as long
+    assert wants._lost(run.slots, first, 2.0) == pytest.approx((1.25 - -1) / 2)
+    assert wants._lost(run.slots, last, 2.0) == pytest.approx((1.25 - 2) / 2), "it has caught up"
+    assert wants._lost(run.slots, None, 1.5) == 0.0, "all are as far behind"
+    for slot in run.slots.tolist():
+        wants.begin(slot)
+    for _ in range(20):
+        wants.costs.add_plain(1, 0.0025)  # a quarter
+    assert wants._lost(run.slots, first, 2.0) == pytest.approx((1.25 - -1) / 8)
+    wants.choose(run.slots, waits=True)
+    assert wants._lost(run.slots, first, 2.0) == 0.0
+
+
 def test_a_trial_that_has_waited_for_somebody_begins_as_soon_as_there_is_one() -> None:
     run = Steps([0.5] * 4)
     wants, step = run.wants, Step(0, 100)
