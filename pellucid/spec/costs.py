@@ -91,9 +91,8 @@ class StepCosts:
         self._knots = [0.0, *map(float, self.numbers)]
         self._crowds: dict[int, Crowd] = {}
         self._a_prompt_token = [0.0, 0.0]  # seconds, without the proposer and with it
-        self._squares = self._products = (
-            0.0  # with forgetting: of tokens, and with seconds, about their means
-        )
+        # With forgetting: of tokens of texts, and with seconds, about their means.
+        self._squares = self._products = 0.0
         for num_rows, steps in groupby(sorted(timed), key=itemgetter(0)):
             self._begin_with(self._crowd(num_rows), steps)
 

@@ -175,6 +175,7 @@ class Switch:
 
     def begin(self, least: float = TRIAL) -> None:
         """It is known that they pay.  least: is to be in the account; what lacks is lent until they have."""
+        self._pay_back()
         self._lent, self._lent_for = max(0.0, least - self.credit), least
         self.credit += self._lent
         self.is_on = self._is_known = True

@@ -1,8 +1,9 @@
 """The keys by which Triton finds compiled kernels on disk, the same in every process.
 
 A kernel's key is made of its source, the functions that it calls, and the constants that these read.  Triton
-makes it when it is first asked for, and up to 3.8 leaves out the constants of functions that have no key by
-then: so keys depend on what was compiled before, and what another process has compiled is not found.
+makes it when it is first asked for, and 3.6 leaves out the constants of functions that have no key by then
+(3.9 does not): so keys depend on what was compiled before, and what another process has compiled is not
+found.
 """
 
 from __future__ import annotations
