@@ -29,6 +29,8 @@ Numbers = NDArray[np.float64]
 NUMBERS = (1, 2, 3, 4, 6, 8, 11, 16, 24, 32, 48)  # of drafts, from which to choose
 WINDOW = 16  # plain steps that are remembered
 MEMORY_OF_TEXTS = 64  # plain steps: what was learnt of texts' lengths so long ago hardly counts any more
+FAR = 0.4  # of their tokens: plain steps with texts so much longer or shorter begin anew
+DOUBTFUL = 0.1  # of a plain step: if shorter texts seem to take as much less, that is looked at
 IN_DOUBT = 4.0  # plain steps with texts twice as long as usual: fewer say little of what a token takes
 LEARNING, LEARNING_IF_TIMED = 1 / 4, 1 / 16  # by so much a step corrects what is known
 PROMPTS_SHARE = 0.1  # of a step with prompts, until it is known
@@ -127,6 +129,9 @@ class StepCosts:
         if seconds:
             if num_tokens:
                 self._learn_of_texts(crowd, sum(seconds) / len(seconds), len(seconds), num_tokens)
+                if abs(num_tokens - crowd.num_tokens) > FAR * crowd.num_tokens:
+                    crowd.plain.clear()
+                    crowd.num_tokens = num_tokens
             crowd.add_plain(*seconds)
 
     def _learn_of_texts(self, crowd: Crowd, seconds: float, num_steps: int, num_tokens: float) -> None:
@@ -229,12 +234,7 @@ class StepCosts:
         """
         size = size_of(num_rows)
         if size in self._crowds and (seconds := self._crowds[size].seconds) is not None:
-            crowd = self._crowds[size]
-            if num_tokens and crowd.num_tokens:
-                a_token = self._products / (self._squares + IN_DOUBT * crowd.num_tokens**2)
-                longer = max(0.0, a_token) * (num_tokens - crowd.num_tokens)
-                return min(max(seconds / 2, seconds + longer), 2 * seconds)
-            return seconds
+            return min(max(seconds / 2, seconds + self._longer(size, num_tokens)), 2 * seconds)
         known = {n: seconds for n, c in self._crowds.items() if (seconds := c.seconds) is not None}
         if not known:
             return None
@@ -246,6 +246,25 @@ class StepCosts:
             return known[nearest] * (size + self._cheap_tokens) / (nearest + self._cheap_tokens)
         share = (size - below) / (above - below)
         return (1 - share) * known[below] + share * known[above]
+
+    def _longer(self, size: int, num_tokens: float) -> float:
+        """Seconds that a plain step takes beyond the last ones, for so many tokens of all rows' texts."""
+        crowd = self._crowds[size]
+        if not num_tokens or not crowd.num_tokens:
+            return 0.0
+        a_token = self._products / (self._squares + IN_DOUBT * crowd.num_tokens**2)
+        return max(0.0, a_token) * (num_tokens - crowd.num_tokens)
+
+    def is_doubtful(self, num_rows: int, num_tokens: float) -> bool:
+        """Are texts so much shorter than those of the last plain steps that one is to be looked at?
+
+        Where they are longer plain steps are thought to be too quick, so that drafts get too little.
+        """
+        crowd = self._crowds.get(size_of(num_rows))
+        if crowd is None or crowd.seconds is None or num_tokens > (1 - FAR) * crowd.num_tokens:
+            return False
+        shorter = self._products / max(self._squares, 1.0) * (crowd.num_tokens - num_tokens)
+        return shorter > DOUBTFUL * crowd.seconds
 
     def share_of_rows(self, num_rows: int) -> float:
         """Of a plain step's time: what it takes longer than one of a single row.  0 if that is not known."""

@@ -351,7 +351,8 @@ class Wants:
                 has_drafts = load.num_drafts > 0
                 switch.drafted(num_new / len(slots), took, plain, has_drafts=has_drafts, lost=lost)
                 gain = self._gain if self.costs.is_known(load.num_rows) else 1.0
-                if switch.is_on and not switch.is_trying and switch.is_stale(gain):
+                is_doubtful = switch.is_stale(gain) or self.costs.is_doubtful(load.num_rows, num_tokens)
+                if switch.is_on and not switch.is_trying and is_doubtful:
                     switch.look()
         # Whoever a trial has waited for may be there now.
         may_start = load.passes > 0 and switch.is_trying and self._num_tried < switch.num_trials

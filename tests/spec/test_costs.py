@@ -73,6 +73,20 @@ def test_plain_steps_say_what_longer_texts_take(a_token: float) -> None:
     )
 
 
+def test_plain_steps_are_looked_at_again_where_texts_are_much_shorter() -> None:
+    costs, even = StepCosts(4, 256), StepCosts(4, 256)
+    for num_tokens in range(2400, 10600, 512):
+        costs.add_plain(64, *[0.006 + 4.6e-7 * num_tokens] * 8, num_tokens=num_tokens)
+        even.add_plain(64, *[0.006] * 8, num_tokens=num_tokens)
+    assert costs.is_doubtful(64, 2400) and not costs.is_doubtful(64, 9000), "about as long"
+    assert not costs.is_doubtful(64, 20000), "drafts that look too dear wait for another look"
+    assert not even.is_doubtful(64, 2400), "it makes no difference"
+    assert not costs.is_doubtful(1, 2400), "nothing is known of it"
+    costs.add_plain(64, 0.02, 0.0072, 0.0071, num_tokens=2400, is_usual=False)
+    assert costs.plain_seconds(64) == 0.0071, "what was seen of long texts is gone"
+    assert not costs.is_doubtful(64, 2400)
+
+
 def test_what_was_timed_at_start_is_known() -> None:
     timed = [(0, 0.01), (1, 0.012), (2, 0.012), (3, 0.02), (4, 0.02)]
     costs = StepCosts(4, 256, Timings(True, tuple(Timed(8, num, num, seconds) for num, seconds in timed)))
