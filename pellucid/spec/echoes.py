@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 NUM_TOKENS = 16  # of a text's end that are looked at
 LONGEST = 2048  # tokens of a text
 PAIR = 2  # tokens that must have occurred before
-# Of finished texts three must have: two of them occur by chance in many.  So many such places are remembered.
-TRIPLE, MOST_PLACES = 3, 1 << 16
+TRIPLE = 3  # of finished texts: two of them occur by chance in many
+TEXTS = 16  # so many are remembered, and up to twice as many, which is what suffix decoding has (suffix.py)
 TOKEN_BITS = 21  # of a token's id
 
 
@@ -36,15 +36,17 @@ class Echoes:
     """What finished texts foretell of others: a token for each three, the last one that followed them."""
 
     def __init__(self) -> None:
-        # When one of them is full it becomes the older one, and what was older is forgotten.
+        # When there are enough of the newer ones they become the older ones, and what was older is forgotten.
         self._newer: dict[int, int] = {}
         self._older: dict[int, int] = {}
+        self._num_newer = 0  # texts
 
     def remember(self, token_ids: NDArray[np.int32]) -> None:
         """A text has ended."""
         tokens = token_ids[-LONGEST:]
-        if len(self._newer) + len(tokens) > MOST_PLACES:
-            self._newer, self._older = {}, self._newer
+        if self._num_newer == TEXTS:
+            self._newer, self._older, self._num_newer = {}, self._newer, 0
+        self._num_newer += 1
         self._newer.update(zip(triples(tokens), tokens[TRIPLE:].tolist(), strict=True))
 
     def num_foretold(self, token_ids: NDArray[np.int32]) -> int:

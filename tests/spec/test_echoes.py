@@ -39,7 +39,7 @@ def test_what_goes_in_circles_is_foretold_and_what_is_new_or_short_is_not() -> N
 
 
 def test_finished_texts_foretell_others_until_they_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(echoes, "MOST_PLACES", 300)
+    monkeypatch.setattr(echoes, "TEXTS", 3)
     texts = np.random.default_rng(0).integers(0, 1 << echoes.TOKEN_BITS, (8, 100)).astype(np.int32)
     found = Echoes()
     for text in texts:
