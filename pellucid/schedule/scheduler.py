@@ -409,8 +409,8 @@ class Scheduler:
         self._running.add(seq)
         seq.status, seq.slot = Status.RUNNING, self._slots.pop()
         self.kv.adopt(seq.slot, hit)
+        self.wants.begin(seq.slot)  # which looks at what was there
         self.table.enter(seq.slot, seq, hit.num_tokens, step.id)
-        self.wants.begin(seq.slot)
         self._num_asking += seq.asked > 0
         self._stops.add(seq.stop_token_ids)
         if not seq.first_scheduled:
@@ -590,7 +590,6 @@ class Scheduler:
         self._stops.remove(seq.stop_token_ids)
         if t.verified[0, slot]:
             seq.drafts = seq.drafts.plus(DraftCounts(*t.verified[:, slot].tolist()))
-        self.wants.end(slot)
         t.leave(slot)
         seq.slot = -1
 
@@ -749,6 +748,7 @@ class Scheduler:
             update.new_token_ids = t.token_ids[slot, seq.num_reported : num_tokens].tolist() if is_due else []
             seq.num_reported = num_tokens if is_due else seq.num_reported
         if update.finish_reason is not None:
+            self.wants.end(slot)
             self._retire(seq, dropped)
             self._forget(seq)
             update.drafts = seq.drafts if seq.drafts.num_drafts else None

@@ -29,7 +29,9 @@ Numbers = NDArray[np.float64]
 NUMBERS = (1, 2, 3, 4, 6, 8, 11, 16, 24, 32, 48)  # of drafts, from which to choose
 WINDOW = 16  # plain steps that are remembered
 MEMORY_OF_TEXTS = 64  # plain steps: what was learnt of texts' lengths so long ago hardly counts any more
-FAR = 0.4  # of their tokens: plain steps with texts so much longer or shorter begin anew
+FAR = (
+    0.4  # of their tokens: what plain steps take is learnt anew from the first one with texts so much shorter
+)
 DOUBTFUL = 0.1  # of a plain step: if shorter texts seem to take as much less, that is looked at
 IN_DOUBT = 4.0  # plain steps with texts twice as long as usual: fewer say little of what a token takes
 LEARNING, LEARNING_IF_TIMED = 1 / 4, 1 / 16  # by so much a step corrects what is known
@@ -124,14 +126,15 @@ class StepCosts:
         num_tokens: of all rows' texts.
         """
         crowd = self._crowds.get(size_of(num_rows)) or self._crowd(num_rows)
-        if not is_usual and crowd.plain:
+        is_far = 0 < num_tokens < (1 - FAR) * crowd.num_tokens
+        if not is_usual and crowd.plain and not is_far:
             seconds = seconds[1:]
         if seconds:
             if num_tokens:
                 self._learn_of_texts(crowd, sum(seconds) / len(seconds), len(seconds), num_tokens)
-                if abs(num_tokens - crowd.num_tokens) > FAR * crowd.num_tokens:
-                    crowd.plain.clear()
-                    crowd.num_tokens = num_tokens
+            if is_far:
+                crowd.plain.clear()
+                crowd.num_tokens = num_tokens
             crowd.add_plain(*seconds)
 
     def _learn_of_texts(self, crowd: Crowd, seconds: float, num_steps: int, num_tokens: float) -> None:
@@ -267,7 +270,7 @@ class StepCosts:
         return shorter > DOUBTFUL * crowd.seconds
 
     def share_of_rows(self, num_rows: int) -> float:
-        """Of a plain step's time: what it takes longer than one of a single row.  0 if that is not known."""
+        """Of a plain step's time: what it takes longer than one of a single row.  0 if nothing is known."""
         one, all = self.plain_seconds(1), self.plain_seconds(num_rows)
         return max(0.0, 1 - one / all) if one and all else 0.0
 

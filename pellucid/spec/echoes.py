@@ -12,7 +12,9 @@ NUM_TOKENS = 16  # of a text's end that are looked at
 LONGEST = 2048  # tokens of a text
 PAIR = 2  # tokens that must have occurred before
 TRIPLE = 3  # of finished texts: two of them occur by chance in many
-TEXTS = 16  # so many are remembered, and up to twice as many, which is what suffix decoding has (suffix.py)
+# So many are remembered, and up to twice as many, and so many tokens of each: what suffix decoding has,
+# unless it is to have less (suffix.py).
+TEXTS, KEPT = 16, 1024
 TOKEN_BITS = 21  # of a token's id
 
 
@@ -43,7 +45,7 @@ class Echoes:
 
     def remember(self, token_ids: NDArray[np.int32]) -> None:
         """A text has ended."""
-        tokens = token_ids[-LONGEST:]
+        tokens = token_ids[-KEPT:]
         if self._num_newer == TEXTS:
             self._newer, self._older, self._num_newer = {}, self._newer, 0
         self._num_newer += 1

@@ -36,11 +36,10 @@ MOST_POOL_TOKENS = 1 << 15  # N * W: each is looked at in every step, for every 
 class SuffixProposer:
     """Proposes a chain."""
 
-    needs = Needs(drafter=Drafter.READS_TEXTS)
-
     def __init__(self, config: SpeculativeConfig) -> None:
         self.shape = DraftShape(config.num_speculative_tokens)
         num = min(config.suffix_decoding_max_cached_requests, MOST_POOL_TOKENS // POOL_PLACES)
+        self.needs = Needs(drafter=Drafter.READS_TEXTS if num else Drafter.READS_TEXT)
         self.longest = min(config.suffix_decoding_max_tree_depth, LONGEST_MATCH)
         self._pool = torch.zeros(num, POOL_PLACES, dtype=torch.int32)
         self._lengths = torch.zeros(num, dtype=torch.int64)

@@ -5,6 +5,8 @@ goes to the account, in plain steps.  A hundredth of all time comes on top: what
 So whatever drafts are like, and whatever noise is on the clock, they cost a hundredth of the time, and what
 the account holds.  What a drafter takes of steps with prompts is lent until it is known whether drafts pay;
 then they must have paid for that, too, and no more is lent than they may soon pay back.
+Where texts have foretold what was written, what the first steps may lose is lent, too, and taken back when
+drafts have gained as much, or are given up.
 Drafts end when the account is empty, or before, when what is known of them says that they do not pay
 (wants.py).  Then a trial is due when there is enough for one: a few steps in which some rows have drafts.
 After each that finds nothing the next one is to be saved for longer, but not when most of those that run are
@@ -22,7 +24,7 @@ TRIAL = 0.5  # plain steps: to be there before drafts are made, and what a trial
 PAYS_WITHIN = 32  # plain steps: an answer is hardly shorter
 MOST_LENT = 64.0  # plain steps: lent to follow prompts, that drafts have not yet gained
 MOST_AHEAD = 32.0  # plain steps: gained by drafts and not yet lent, that are remembered
-LENT = 1.0  # plain steps: what may lack of TRIAL where texts have foretold themselves
+LACKS = 1.0  # plain steps: of TRIAL, that the account may lack where it is all but certain that drafts pay
 LOOK = 3  # plain steps, beside those under way; the first one is not counted
 SOONEST, LATEST = 16, 512  # steps with drafts before another look, which costs half a hundredth between
 
@@ -123,7 +125,7 @@ class Switch:
         """
         gained = tokens - took - lost
         self.credit = min(self.credit + SHARE + gained, max(MOST, self.credit))
-        if self.credit >= self._lent + self._lent_for:
+        if self.credit >= min(self._lent + self._lent_for, MOST):
             self._pay_back()
         self._save(tokens - took, plain_seconds)
         self.gained(gained)
@@ -171,7 +173,7 @@ class Switch:
     @property
     def may_borrow(self) -> bool:
         """Is it off, and may it begin with what is lent if it is all but certain that drafts pay?"""
-        return not self.is_on and not self.is_looking and self.credit >= TRIAL - LENT
+        return not self.is_on and not self.is_looking and self.credit >= TRIAL - LACKS
 
     def begin(self, least: float = TRIAL) -> None:
         """It is known that they pay.  least: is to be in the account; what lacks is lent until they have."""
@@ -179,7 +181,7 @@ class Switch:
         self._lent, self._lent_for = max(0.0, least - self.credit), least
         self.credit += self._lent
         self.is_on = self._is_known = True
-        self.is_resting = False
+        self.is_resting, self.trial_steps = False, 0
 
     def _pay_back(self) -> None:
         self.credit, self._lent = self.credit - self._lent, 0.0

@@ -54,7 +54,7 @@ RECKONING = 64  # choices, behind which is reckoned anew what trials take
 HOPE, HOPING, DESPAIRING = 0.1, 1 / 8, 1 / 64
 # Rows whose texts are looked at; and before drafts begin.  As how many drafts that counts for each row: few,
 # so that what comes of them soon counts for more.
-ECHO_ROWS, MOST_ECHO_ROWS, ECHO_TRIES = 4, 64, 4.0
+ECHO_ROWS, MOST_ECHO_ROWS, ECHO_TRIES = 4, 16, 4.0
 MOST_AT_RISK = 4.0  # plain steps that a step with them may take beside
 # Tokens for a plain step's time, to begin without a trial, and with nothing in the account.
 FIRST_GAIN, SURE_GAIN = 1.1, 1.25
@@ -103,7 +103,6 @@ class Wants:
         tree_depth: of the deepest draft, if they are trees.
         """
         keeps_kv, self._tries_none = drafter is Drafter.KEEPS_KV, drafter is Drafter.READS_TEXT
-        self._echoes = Echoes() if drafter in (Drafter.READS_TEXT, Drafter.READS_TEXTS) else None
         most = 0 if drafter is Drafter.NONE else most
         self._table, self._most = table, most
         self._chances = Chances(most, tree_depth)
@@ -111,6 +110,8 @@ class Wants:
         self._tries: NDArray[np.float64] = np.zeros(len(table.want))
         self._hits = self._tries.copy()
         self._is_learning = most > 0 and cheap_tokens > 0
+        reads = self._is_learning and drafter in (Drafter.READS_TEXT, Drafter.READS_TEXTS)
+        self._echoes = Echoes() if reads else None
         self.switch = Switch(tries=not self._tries_none)
         self.costs = StepCosts(most, cheap_tokens, timings, takes_passes=keeps_kv)
         self._keeps_kv = keeps_kv
@@ -311,7 +312,7 @@ class Wants:
         self._yielded.clear()
 
     def _count_plain(self, load: Load, slots: Column, *seconds: float) -> None:
-        """Plain steps of these rows in a row."""
+        """Several plain steps, one behind the other, of these rows."""
         was_on, was_plain, self._was_plain = self.switch.is_on, self._was_plain, True
         self.switch.plain(len(seconds))
         num_tokens = self._num_tokens(slots)
@@ -492,7 +493,7 @@ class Wants:
         return math.sqrt(rate * (1 - rate) / tries)
 
     def _look_for_echoes(self, slots: Column, echoes: Echoes) -> None:
-        """Begin if the ends of texts were foretold, which costs nothing to find out: of a few, and all."""
+        """Begin if the ends of texts were foretold: without a step with drafts a few show it, then more."""
         first = self._num_choices // 2 * ECHO_ROWS % len(slots)
         found = self._echoes_of(slots[first : first + ECHO_ROWS], echoes)
         lately = Lately(float(NUM_TOKENS * len(found)), float(found.sum()))
@@ -511,7 +512,7 @@ class Wants:
         self._gain, drafts = self._worth(slots, len(slots), credit)
         if self._gain >= least:
             extra = self.costs.extra(len(slots), int(drafts.max()), float(drafts.mean()))
-            self.switch.begin(max(TRIAL, AT_RISK * extra))
+            self.switch.begin(max(TRIAL, 1.01 * AT_RISK * extra))
 
     def _echoes_of(self, slots: Column, echoes: Echoes) -> Numbers:
         """How many tokens of each one's end were foretold."""

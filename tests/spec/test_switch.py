@@ -169,3 +169,24 @@ def test_what_plain_steps_take_is_looked_at_now_and_then() -> None:
     switch.look()
     assert switch.is_looking and not switch.is_on
     assert plain(switch, 100) == LOOK and not switch.is_trying, "what is known is known"
+
+
+def test_what_is_lent_is_taken_back_and_a_certain_start_is_no_trial() -> None:
+    for least in (0.5, 8.0, 12.0):
+        switch = Switch()
+        switch.left, switch.credit, switch.trial_steps = 0, 0.0, 1  # a trial that has grown too dear
+        switch.begin(least)
+        assert switch.is_on and not switch.is_trying
+        assert switch.credit == least
+        for _ in range(50):
+            switch.drafted(2.0, 1.5, 0.01, has_drafts=True)
+        switch.give_up()
+        assert switch.credit > 10, "by then it was its own"
+    switch = Switch()
+    switch.left, switch.credit = 0, 0.0
+    switch.begin(12.0)
+    for _ in range(3):
+        switch.drafted(1.0, 3.0, 0.01, has_drafts=True)
+    assert switch.is_on, "what is lent is there to be lost"
+    switch.give_up()
+    assert switch.credit < -5.5 and not switch.may_borrow
