@@ -362,6 +362,23 @@ def test_a_pool_that_runs_dry_preempts_the_youngest_and_everybody_finishes() -> 
     assert run_to_end(again, Device()) == tokens
 
 
+def test_drafts_are_told_of_texts_that_end_and_of_slots_before_they_are_entered() -> None:
+    """So steps of the text before count by its length, and what comes back has not foretold itself."""
+    scheduler, device, ended, entered = make_scheduler(num_blocks=6), Device(), list[int](), list[bool]()
+    begin = scheduler.wants.begin
+
+    def begins(slot: int) -> None:
+        entered.append(scheduler.table.seqs[slot] is not None)
+        begin(slot)
+
+    scheduler.wants.begin, scheduler.wants.end = begins, ended.append
+    for name in "abc":
+        scheduler.add(make_request(name, 6, max_tokens=12))
+    run_to_end(scheduler, device)
+    assert scheduler.counters.num_preemptions > 0
+    assert len(ended) == 3 < len(entered) and not any(entered)
+
+
 def test_the_oldest_is_never_preempted_by_a_younger_one() -> None:
     scheduler, device = make_scheduler(num_blocks=5), Device()
     for name in "abc":
