@@ -29,9 +29,7 @@ Numbers = NDArray[np.float64]
 NUMBERS = (1, 2, 3, 4, 6, 8, 11, 16, 24, 32, 48)  # of drafts, from which to choose
 WINDOW = 16  # plain steps that are remembered
 MEMORY_OF_TEXTS = 64  # plain steps: what was learnt of texts' lengths so long ago hardly counts any more
-FAR = (
-    0.4  # of their tokens: what plain steps take is learnt anew from the first one with texts so much shorter
-)
+FAR = 0.4  # of their tokens: behind the first plain step with texts so much shorter all is learnt anew
 DOUBTFUL = 0.1  # of a plain step: if shorter texts seem to take as much less, that is looked at
 IN_DOUBT = 4.0  # plain steps with texts twice as long as usual: fewer say little of what a token takes
 LEARNING, LEARNING_IF_TIMED = 1 / 4, 1 / 16  # by so much a step corrects what is known

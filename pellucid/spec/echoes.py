@@ -12,8 +12,8 @@ NUM_TOKENS = 16  # of a text's end that are looked at
 LONGEST = 2048  # tokens of a text
 PAIR = 2  # tokens that must have occurred before
 TRIPLE = 3  # of finished texts: two of them occur by chance in many
-# So many are remembered, and up to twice as many, and so many tokens of each: what suffix decoding has,
-# unless it is to have less (suffix.py).
+# So many are remembered, and up to twice as many, which is what suffix decoding has unless it is to have
+# less; and so many tokens of each, the last ones.
 TEXTS, KEPT = 16, 1024
 TOKEN_BITS = 21  # of a token's id
 

@@ -24,13 +24,14 @@ from pellucid.sample.output import SampleOutput
 from pellucid.sample.sampler import Sampler
 from pellucid.spec.base import Drafts, DraftShape, Known, Needs
 from pellucid.spec.drafter import Drafter
+from pellucid.spec.echoes import KEPT, TEXTS
 
 Ints = NDArray[np.int32]
 VOTES = 16  # M
 NEAR = 64  # places of a row at which a CPU compares all tokens; VOTES at least
 LONGEST_MATCH = 12  # tokens that are compared
-POOL_PLACES = 1024  # W: of a longer text the last ones
-MOST_POOL_TOKENS = 1 << 15  # N * W: each is looked at in every step, for every row
+POOL_PLACES = KEPT  # W: of a longer text the last ones
+MOST_POOL_TOKENS = 2 * TEXTS * KEPT  # N * W: each is looked at in every step, for every row
 
 
 class SuffixProposer:
